@@ -1,0 +1,19 @@
+// The subcommands. Each lives in a file of its own name and registers itself with the parser; its
+// callback stores the exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace serinus::cli {
+
+/// Exit codes of every subcommand.
+enum ExitCode : int {
+  kFine = 0,
+  kViolation = 1,  ///< a violation that nothing explains, or a visible fault missed
+  kUsage = 2,
+  kBadInput = 3,
+};
+
+void add_doctor(CLI::App& app, int& exit_code);
+
+}  // namespace serinus::cli

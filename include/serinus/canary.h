@@ -1,0 +1,293 @@
+// The KV canary: a 32-byte record beside every cached token, stamped when the token is written and
+// re-checked while the engine runs. This header holds the vocabulary of both record formats, the
+// hashes of the `serinus` format, and the Monitor that an engine attaches. The functions of the
+// SGLang-compatible format are in canary_sglang.h. Formulas and bounds: docs/design/canary.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <serinus/kv_layout.h>
+#include <serinus/tensor.h>
+
+namespace serinus::canary {
+
+// ---------------------------------------------------------------- vocabulary
+
+enum class Format : std::uint8_t {
+  serinus,  ///< owner, generation, composable chain, digest of every byte
+  sglang,   ///< bit-exact with SGLang's kv_canary
+};
+
+/// How much of a token's KV the digest covers.
+enum class Depth : std::uint8_t {
+  none,
+  partial,  ///< the first and last 16 bytes of each source (sglang: the first 16)
+  all,
+};
+
+/// When a check runs.
+enum class Moment : std::uint8_t {
+  head,   ///< before the forward: what happened between steps
+  tail,   ///< after it: what the forward trampled
+  sweep,  ///< over slots that no running request reads
+};
+
+/// What is wrong with a slot: a set of bits, since one fault can show in several ways.
+enum class Reason : std::uint32_t {
+  none = 0,
+  token = 1u << 0,            ///< stored token is not the expected one
+  position = 1u << 1,         ///< stored position is not the expected one
+  chain = 1u << 2,            ///< does not continue its predecessor
+  kv_bytes = 1u << 3,         ///< the KV bytes are not those that were stamped
+  stale = 1u << 4,            ///< never written in this life, or the reader's slot was recycled
+  foreign_write = 1u << 5,    ///< written by somebody who does not own the slot (any more)
+  double_owner = 1u << 6,     ///< two live requests hold the slot
+  out_of_range = 1u << 7,     ///< a slot, row, page or table index outside its table
+  null_slot_dirty = 1u << 8,  ///< the reserved slot of a `clean` pool was written
+  digest_differs_across_ranks = 1u << 9,
+};
+constexpr Reason operator|(Reason a, Reason b) noexcept {
+  return static_cast<Reason>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+constexpr Reason operator&(Reason a, Reason b) noexcept {
+  return static_cast<Reason>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
+}
+constexpr Reason& operator|=(Reason& a, Reason b) noexcept { return a = a | b; }
+constexpr bool any(Reason r) noexcept { return r != Reason::none; }
+
+const char* name_of(Format) noexcept;
+const char* name_of(Depth) noexcept;
+const char* name_of(Moment) noexcept;
+/// "token+chain": the names in bit order, joined with '+'; "none" for no bit.
+std::string names_of(Reason reasons);
+
+/// A request, as the engine numbers it. 0 is nobody.
+using Owner = std::uint32_t;
+
+/// Slot 0 of a pool is never handed out. Padding may or may not write it.
+enum class NullSlot : std::uint8_t {
+  clean,    ///< nobody may write it: checked
+  scratch,  ///< padding writes it: not checked
+};
+
+// ---------------------------------------------------------------- the serinus record
+
+/// 32 bytes a slot. All zero = never written.
+struct Record {
+  std::uint32_t token = 0;
+  std::uint32_t position = 0;
+  Owner owner = 0;
+  std::uint32_t generation = 0;  ///< the life of the slot in which it was written
+  std::uint64_t chain = 0;       ///< over this token and all before it; never 0 in a valid record
+  std::uint64_t kv_digest = 0;   ///< over the token's KV bytes; 0 with Depth::none
+  friend bool operator==(const Record&, const Record&) = default;
+};
+static_assert(sizeof(Record) == 32);
+
+/// What the allocator last announced about a slot, and the writer about its life. 16 bytes a slot.
+struct LedgerEntry {
+  Owner owner = 0;               ///< 0 = free
+  std::uint32_t generation = 0;  ///< epoch of the last on_alloc; compared modulo 2^32
+  std::int32_t prev = -1;        ///< slot of the token before this one, -1 = first of its chain
+  std::uint32_t written = 0;     ///< position + 1 once written in this life; 0 = EMPTY
+};
+static_assert(sizeof(LedgerEntry) == 16);
+
+/// chain_next(kChainAnchor, token 0, position 0) is the chain of a first token.
+inline constexpr std::uint64_t kChainAnchor = 0x0ea75eed5e21175ull;
+
+/// h' = h * R + f(token, position) mod 2^61 - 1. Result in [1, 2^61 - 1).
+std::uint64_t chain_next(std::uint64_t h, std::uint32_t token, std::uint32_t position) noexcept;
+
+/// Chains of `tokens` at positions first_position, first_position + 1, ...; out.size() == tokens.size().
+/// Computed as a parallel scan; equal to repeated chain_next.
+void chain_scan(std::uint64_t h, std::span<const std::uint32_t> tokens, std::uint32_t first_position,
+                std::span<std::uint64_t> out);
+
+/// One run of a token's bytes, as the digest sees it.
+struct Source {
+  const std::uint8_t* base = nullptr;
+  std::int64_t buffer_bytes = 0;  ///< nothing at or beyond this offset is ever read
+  std::int64_t page_stride = 0;
+  std::int64_t offset = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t bytes = 0;
+  std::int64_t key_offset = 0;  ///< bytes of the sources before it: keys the hash, so order matters
+};
+
+/// The sources of a pool: every segment of every layer, in order. `buffers` is layer-major:
+/// buffer b of layer l is buffers[l * layout.num_buffers() + b].
+std::vector<Source> sources_of(const KvLayout& layout, int num_layers, std::span<const KvBuffer> buffers);
+
+/// Digest of the KV bytes of `slot`. Independent of where the slot lies; order-sensitive; binds lengths.
+/// A slot outside a buffer reads nothing and returns nullopt.
+std::optional<std::uint64_t> kv_digest(std::span<const Source> sources, std::int64_t page_size,
+                                       std::int64_t slot, Depth depth) noexcept;
+
+// ---------------------------------------------------------------- violations
+
+/// One fault at one slot. Values that a format does not know are -1 (or 0 for hashes).
+struct Violation {
+  Reason reasons = Reason::none;
+  Moment moment = Moment::head;
+  Format format = Format::serinus;
+  int pool = 0;
+  std::int64_t slot = -1;
+  std::int64_t expected_position = -1, stored_position = -1;
+  std::int64_t expected_token = -1, stored_token = -1;
+  std::uint64_t expected_chain = 0, stored_chain = 0;
+  std::uint64_t expected_digest = 0, stored_digest = 0;  ///< expected = of the bytes as they are now
+  Owner expected_owner = 0, stored_owner = 0;
+  std::uint32_t expected_generation = 0, stored_generation = 0;
+  Owner request = 0;            ///< who reads or writes it; 0 in a sweep
+  std::int64_t row = -1;        ///< request row
+  std::int64_t prev_slot = -1;  ///< predecessor that the chain was checked against
+  std::uint64_t first_step = 0, last_step = 0;
+  std::uint64_t count = 1;  ///< sightings: one fault is one violation however often it is seen
+};
+
+/// One line, key=value. Frozen format (tests/canary/report_test.cpp).
+std::string to_text(const Violation& v, std::string_view pool_name);
+/// One JSON object on one line. Frozen format.
+std::string to_json(const Violation& v, std::string_view pool_name);
+
+// ---------------------------------------------------------------- the monitor
+
+enum class PoolKind : std::uint8_t { full, swa, draft };
+
+/// A pool of KV, described (never patched). The caller keeps all memory alive and at its place.
+struct PoolSpec {
+  std::string name = "kv";
+  PoolKind kind = PoolKind::full;
+  KvLayout layout;
+  int num_layers = 1;
+  std::vector<KvBuffer> buffers;  ///< layer-major; empty with Depth::none
+  std::int64_t num_slots = 0;     ///< slot numbers are [0, num_slots); slot 0 is the null slot
+  NullSlot null_slot = NullSlot::clean;
+  std::int64_t window = 0;                    ///< swa: tokens a layer looks back
+  std::span<const std::int64_t> full_to_swa;  ///< swa: slot of the full pool -> slot of this pool, 0 = evicted
+  int token_offset = 0;                       ///< draft pools: slot p holds the KV of token p + 1
+};
+
+enum class Mode : std::uint8_t {
+  none,        ///< nothing runs
+  log,         ///< violations are reported through poll() and the log callback
+  raise,       ///< end_step() throws RuntimeError for what the step found
+  quarantine,  ///< as log, and tainted() lists what to evict and prefill again
+};
+
+enum class VerifyPolicy : std::uint8_t {
+  rolling,  ///< in full what is newly reused, the rest in turn within the budget
+  all,      ///< every prefix of every request at every step, as SGLang does
+};
+
+struct Options {
+  Format format = Format::serinus;
+  Depth depth = Depth::all;
+  Mode mode = Mode::log;
+  VerifyPolicy verify = VerifyPolicy::rolling;
+  std::int64_t records_per_step = 16384;    ///< rolling budget, records
+  std::int64_t bytes_per_step = 64 << 20;   ///< rolling budget, KV bytes hashed; a step checks at least one slot
+  std::int64_t sweep_interval = 16;         ///< sglang format only: steps from sweep to sweep, 0 = never
+  std::int64_t ring_capacity = 1024;        ///< distinct violations kept until polled
+  int threads = 1;
+};
+
+/// One forward, as the device tables describe it. Arrays have one entry a request, except where noted.
+struct Batch {
+  std::span<const std::int64_t> rows;         ///< req_pool_indices; 0 = padding row
+  std::span<const std::int64_t> prefix_lens;  ///< tokens already in the pool
+  std::span<const std::int64_t> extend_lens;  ///< tokens that this forward writes
+  std::span<const Owner> owners;              ///< who the requests are
+  TensorView req_to_token;                    ///< [rows, max_len] int32: slot of (row, position)
+  // Flat over the extended tokens of all requests, in order:
+  std::span<const std::int64_t> input_ids, positions, out_cache_loc;  ///< location < 0: not written
+  // Independent truth, where the engine has it:
+  TensorView expected_tokens;                 ///< [rows, max_len] int32, or empty
+  std::span<const std::int64_t> valid_lens;   ///< how much of each request's row above is known
+};
+
+struct Stats {
+  std::uint64_t steps = 0, records_written = 0, records_verified = 0, bytes_digested = 0;
+  std::uint64_t sweeps = 0;          ///< completed passes over all live slots
+  std::uint64_t violations = 0;      ///< distinct
+  std::uint64_t sightings = 0;       ///< with repeats
+  std::uint64_t dropped = 0;         ///< violations that found the ring full: counted, never silent
+  std::uint64_t skipped_empty = 0;   ///< entries whose slot is EMPTY and not yet due
+  double seconds_head = 0, seconds_tail = 0, seconds_sweep = 0;
+};
+
+/// What the sweep of the sglang format walks: the engine's prefix tree, flattened.
+struct SweepEntry {
+  std::int64_t slot = 0, position = 0, prev_slot = -1;
+};
+
+/// The canary of one engine: attach pools, announce what the allocator does, bracket every forward.
+/// Calls are made from one thread at a time; poll() and stats() from any.
+class Monitor {
+ public:
+  explicit Monitor(Options options);
+  ~Monitor();
+  Monitor(Monitor&&) noexcept;
+  Monitor& operator=(Monitor&&) noexcept;
+
+  /// Returns the pool's number: 0, 1, ... Throws ValueError for an impossible description.
+  int add_pool(PoolSpec spec);
+
+  // --- what the allocator does, in stream order
+  /// `slots` now belong to `owner`, empty. A slot that still belongs to somebody: double_owner.
+  void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner);
+  void on_free(int pool, std::span<const std::int64_t> slots);
+  /// `owner` now reads the first `length` cells of its table row, written by others (a prefix hit).
+  /// They are verified in full at the next head check, and as recycled if one changes hands later.
+  void on_attach(Owner owner, std::int64_t row, std::int64_t length);
+  /// `owner` reads nothing any more: finished, aborted or preempted.
+  void on_release(Owner owner);
+  /// Records travel with their bytes: slot from[i] was copied to to[i], which is allocated.
+  void on_move(int pool, std::span<const std::int64_t> from, std::span<const std::int64_t> to);
+  /// Copies the records of `slots` out, beside their bytes. A slot not written in this life gives zeros.
+  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records);
+  /// Bytes and records from another tier or machine were put into `slots`, which `owner` holds.
+  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots, Owner owner);
+
+  // --- the moments
+  void begin_step(const Batch& batch, Stream stream = {});  ///< head
+  void end_step(const Batch& batch, Stream stream = {});    ///< tail: verifies, then stamps; then sweeps
+  /// Verifies the cells [begin, end) of one request now, outside the budget.
+  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end,
+                  const Batch& tables);
+
+  // --- what it found
+  /// Takes the violations found since the last call. Never blocks.
+  std::vector<Violation> poll();
+  /// Runs what is still due (idle, shutdown), so that poll() then leaves nothing unreported.
+  void flush();
+  /// quarantine: slots and requests that a violation touched, since the last call.
+  struct Tainted {
+    std::vector<std::pair<int, std::int64_t>> slots;  ///< (pool, slot)
+    std::vector<Owner> requests;
+  };
+  Tainted tainted();
+  Stats stats() const;
+
+  /// Raw state, for tests, dumps and fault injection.
+  std::span<Record> records(int pool);
+  std::span<LedgerEntry> ledger(int pool);
+  const PoolSpec& pool(int pool) const;
+
+  /// sglang format: where the sweep finds the prefix tree's slots.
+  void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace serinus::canary

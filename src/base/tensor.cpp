@@ -1,0 +1,57 @@
+#include <serinus/tensor.h>
+
+namespace serinus {
+
+const char* name_of(DType t) noexcept {
+  switch (t) {
+    case DType::u8: return "uint8";
+    case DType::i32: return "int32";
+    case DType::i64: return "int64";
+    case DType::u32: return "uint32";
+    case DType::u64: return "uint64";
+    case DType::f32: return "float32";
+    case DType::f64: return "float64";
+    case DType::bf16: return "bfloat16";
+    case DType::e4m3: return "float8_e4m3fn";
+  }
+  return "unknown";
+}
+
+TensorView::TensorView(void* d, DType t, std::span<const std::int64_t> dims, Device dev)
+    : data(d), dtype(t), device(dev), rank(static_cast<int>(dims.size())) {
+  std::int64_t dense = 1;
+  for (std::size_t i = dims.size(); i-- > 0;) {
+    if (i >= kMaxRank) continue;  // the rank check at the door reports it
+    shape[i] = dims[i];
+    strides[i] = dense;
+    dense *= dims[i];
+  }
+}
+
+TensorView::TensorView(void* d, DType t, std::initializer_list<std::int64_t> dims,
+                       std::initializer_list<std::int64_t> steps, Device dev)
+    : TensorView(d, t, dims, dev) {
+  std::size_t i = 0;
+  for (const std::int64_t s : steps) {
+    if (i < kMaxRank) strides[i++] = s;
+  }
+}
+
+std::int64_t TensorView::numel() const noexcept {
+  std::int64_t n = 1;
+  for (int i = 0; i < rank && i < kMaxRank; ++i) n *= shape[static_cast<std::size_t>(i)];
+  return n;
+}
+
+bool TensorView::is_contiguous() const noexcept {
+  if (numel() == 0) return true;
+  std::int64_t dense = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    const auto d = static_cast<std::size_t>(i);
+    if (shape[d] != 1 && strides[d] != dense) return false;
+    dense *= shape[d];
+  }
+  return true;
+}
+
+}  // namespace serinus
