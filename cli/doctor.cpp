@@ -1,9 +1,9 @@
 // `serinus doctor`: what this machine offers.
 #include <cstdio>
 
-#include "cli/commands.h"
-
 #include <serinus/version.h>
+
+#include "cli/commands.h"
 
 namespace serinus::cli {
 

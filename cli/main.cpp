@@ -2,16 +2,17 @@
 #include <cstdio>
 #include <exception>
 
-#include "cli/commands.h"
-
 #include <serinus/error.h>
 #include <serinus/version.h>
+
+#include "cli/commands.h"
 
 namespace {
 
 // One line that names the error, one that says where to read on.
 void print_error(const serinus::Error& e) {
-  std::fprintf(stderr, "error %s: %s\n  more: serinus explain %s\n", e.id().c_str(), e.what(), e.id().c_str());
+  std::fprintf(stderr, "error %s: %s\n  more: serinus explain %s\n", e.id().c_str(), e.what(),
+               e.id().c_str());
 }
 
 }  // namespace

@@ -59,8 +59,12 @@ constexpr Reason operator|(Reason a, Reason b) noexcept {
 constexpr Reason operator&(Reason a, Reason b) noexcept {
   return static_cast<Reason>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
 }
-constexpr Reason& operator|=(Reason& a, Reason b) noexcept { return a = a | b; }
-constexpr bool any(Reason r) noexcept { return r != Reason::none; }
+constexpr Reason& operator|=(Reason& a, Reason b) noexcept {
+  return a = a | b;
+}
+constexpr bool any(Reason r) noexcept {
+  return r != Reason::none;
+}
 
 const char* name_of(Format) noexcept;
 const char* name_of(Depth) noexcept;
@@ -106,10 +110,10 @@ inline constexpr std::uint64_t kChainAnchor = 0x0ea75eed5e21175ull;
 /// h' = h * R + f(token, position) mod 2^61 - 1. Result in [1, 2^61 - 1).
 std::uint64_t chain_next(std::uint64_t h, std::uint32_t token, std::uint32_t position) noexcept;
 
-/// Chains of `tokens` at positions first_position, first_position + 1, ...; out.size() == tokens.size().
-/// Computed as a parallel scan; equal to repeated chain_next.
-void chain_scan(std::uint64_t h, std::span<const std::uint32_t> tokens, std::uint32_t first_position,
-                std::span<std::uint64_t> out);
+/// Chains of `tokens` at positions first_position, first_position + 1, ...; out.size() ==
+/// tokens.size(). Computed as a parallel scan; equal to repeated chain_next.
+void chain_scan(std::uint64_t h, std::span<const std::uint32_t> tokens,
+                std::uint32_t first_position, std::span<std::uint64_t> out);
 
 /// One run of a token's bytes, as the digest sees it.
 struct Source {
@@ -124,10 +128,11 @@ struct Source {
 
 /// The sources of a pool: every segment of every layer, in order. `buffers` is layer-major:
 /// buffer b of layer l is buffers[l * layout.num_buffers() + b].
-std::vector<Source> sources_of(const KvLayout& layout, int num_layers, std::span<const KvBuffer> buffers);
+std::vector<Source> sources_of(const KvLayout& layout, int num_layers,
+                               std::span<const KvBuffer> buffers);
 
-/// Digest of the KV bytes of `slot`. Independent of where the slot lies; order-sensitive; binds lengths.
-/// A slot outside a buffer reads nothing and returns nullopt.
+/// Digest of the KV bytes of `slot`. Independent of where the slot lies; order-sensitive; binds
+/// lengths. A slot outside a buffer reads nothing and returns nullopt.
 std::optional<std::uint64_t> kv_digest(std::span<const Source> sources, std::int64_t page_size,
                                        std::int64_t slot, Depth depth) noexcept;
 
@@ -143,7 +148,8 @@ struct Violation {
   std::int64_t expected_position = -1, stored_position = -1;
   std::int64_t expected_token = -1, stored_token = -1;
   std::uint64_t expected_chain = 0, stored_chain = 0;
-  std::uint64_t expected_digest = 0, stored_digest = 0;  ///< expected = of the bytes as they are now
+  std::uint64_t expected_digest = 0,
+                stored_digest = 0;  ///< expected = of the bytes as they are now
   Owner expected_owner = 0, stored_owner = 0;
   std::uint32_t expected_generation = 0, stored_generation = 0;
   Owner request = 0;            ///< who reads or writes it; 0 in a sweep
@@ -171,9 +177,10 @@ struct PoolSpec {
   std::vector<KvBuffer> buffers;  ///< layer-major; empty with Depth::none
   std::int64_t num_slots = 0;     ///< slot numbers are [0, num_slots); slot 0 is the null slot
   NullSlot null_slot = NullSlot::clean;
-  std::int64_t window = 0;                    ///< swa: tokens a layer looks back
-  std::span<const std::int64_t> full_to_swa;  ///< swa: slot of the full pool -> slot of this pool, 0 = evicted
-  int token_offset = 0;                       ///< draft pools: slot p holds the KV of token p + 1
+  std::int64_t window = 0;  ///< swa: tokens a layer looks back
+  std::span<const std::int64_t>
+      full_to_swa;       ///< swa: slot of the full pool -> slot of this pool, 0 = evicted
+  int token_offset = 0;  ///< draft pools: slot p holds the KV of token p + 1
 };
 
 enum class Mode : std::uint8_t {
@@ -193,14 +200,16 @@ struct Options {
   Depth depth = Depth::all;
   Mode mode = Mode::log;
   VerifyPolicy verify = VerifyPolicy::rolling;
-  std::int64_t records_per_step = 16384;    ///< rolling budget, records
-  std::int64_t bytes_per_step = 64 << 20;   ///< rolling budget, KV bytes hashed; a step checks at least one slot
-  std::int64_t sweep_interval = 16;         ///< sglang format only: steps from sweep to sweep, 0 = never
-  std::int64_t ring_capacity = 1024;        ///< distinct violations kept until polled
+  std::int64_t records_per_step = 16384;  ///< rolling budget, records
+  std::int64_t bytes_per_step =
+      64 << 20;  ///< rolling budget, KV bytes hashed; a step checks at least one slot
+  std::int64_t sweep_interval = 16;   ///< sglang format only: steps from sweep to sweep, 0 = never
+  std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled
   int threads = 1;
 };
 
-/// One forward, as the device tables describe it. Arrays have one entry a request, except where noted.
+/// One forward, as the device tables describe it. Arrays have one entry a request, except where
+/// noted.
 struct Batch {
   std::span<const std::int64_t> rows;         ///< req_pool_indices; 0 = padding row
   std::span<const std::int64_t> prefix_lens;  ///< tokens already in the pool
@@ -210,17 +219,17 @@ struct Batch {
   // Flat over the extended tokens of all requests, in order:
   std::span<const std::int64_t> input_ids, positions, out_cache_loc;  ///< location < 0: not written
   // Independent truth, where the engine has it:
-  TensorView expected_tokens;                 ///< [rows, max_len] int32, or empty
-  std::span<const std::int64_t> valid_lens;   ///< how much of each request's row above is known
+  TensorView expected_tokens;                ///< [rows, max_len] int32, or empty
+  std::span<const std::int64_t> valid_lens;  ///< how much of each request's row above is known
 };
 
 struct Stats {
   std::uint64_t steps = 0, records_written = 0, records_verified = 0, bytes_digested = 0;
-  std::uint64_t sweeps = 0;          ///< completed passes over all live slots
-  std::uint64_t violations = 0;      ///< distinct
-  std::uint64_t sightings = 0;       ///< with repeats
-  std::uint64_t dropped = 0;         ///< violations that found the ring full: counted, never silent
-  std::uint64_t skipped_empty = 0;   ///< entries whose slot is EMPTY and not yet due
+  std::uint64_t sweeps = 0;         ///< completed passes over all live slots
+  std::uint64_t violations = 0;     ///< distinct
+  std::uint64_t sightings = 0;      ///< with repeats
+  std::uint64_t dropped = 0;        ///< violations that found the ring full: counted, never silent
+  std::uint64_t skipped_empty = 0;  ///< entries whose slot is EMPTY and not yet due
   double seconds_head = 0, seconds_tail = 0, seconds_sweep = 0;
 };
 
@@ -252,17 +261,20 @@ class Monitor {
   void on_release(Owner owner);
   /// Records travel with their bytes: slot from[i] was copied to to[i], which is allocated.
   void on_move(int pool, std::span<const std::int64_t> from, std::span<const std::int64_t> to);
-  /// Copies the records of `slots` out, beside their bytes. A slot not written in this life gives zeros.
+  /// Copies the records of `slots` out, beside their bytes. A slot not written in this life gives
+  /// zeros.
   void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records);
   /// Bytes and records from another tier or machine were put into `slots`, which `owner` holds.
-  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots, Owner owner);
+  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
+               Owner owner);
 
   // --- the moments
   void begin_step(const Batch& batch, Stream stream = {});  ///< head
-  void end_step(const Batch& batch, Stream stream = {});    ///< tail: verifies, then stamps; then sweeps
+  void end_step(const Batch& batch,
+                Stream stream = {});  ///< tail: verifies, then stamps; then sweeps
   /// Verifies the cells [begin, end) of one request now, outside the budget.
-  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end,
-                  const Batch& tables);
+  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                  std::int64_t end, const Batch& tables);
 
   // --- what it found
   /// Takes the violations found since the last call. Never blocks.

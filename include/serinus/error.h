@@ -11,14 +11,16 @@
 
 namespace serinus {
 
-/// Base of everything that Serinus throws on purpose. `what()` is the message alone, without the id.
+/// Base of everything that Serinus throws on purpose. `what()` is the message alone, without the
+/// id.
 class Error : public std::runtime_error {
  public:
   Error(std::string id, std::string message, std::string argument, std::string value);
 
   /// Stable id such as "SRN1001"; looks up the page in the error reference.
   const std::string& id() const noexcept { return id_; }
-  /// Name of the offending argument, field or option as the caller wrote it; empty if there is none.
+  /// Name of the offending argument, field or option as the caller wrote it; empty if there is
+  /// none.
   const std::string& argument() const noexcept { return argument_; }
   /// The offending value, printed; empty if there is none.
   const std::string& value() const noexcept { return value_; }
@@ -64,7 +66,7 @@ struct ErrorEntry {
   std::vector<std::string_view> situations;
   std::vector<std::string_view> solutions;  ///< in the order to try
   std::string_view example_before, example_after;
-  std::string_view guard;  ///< a snippet that checks beforehand
+  std::string_view guard;                   ///< a snippet that checks beforehand
   std::vector<std::string_view> related;    ///< slugs
   std::vector<std::string_view> raised_at;  ///< source files, relative to the repository
 };

@@ -1,5 +1,5 @@
-// KV layouts: where the bytes of a token lie in a pool, as data. The attention kernels and the canary
-// read the same description, so they cannot disagree about it.
+// KV layouts: where the bytes of a token lie in a pool, as data. The attention kernels and the
+// canary read the same description, so they cannot disagree about it.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,8 @@ struct KvSegment {
 struct KvLayout {
   std::string name;
   std::int64_t page_size = 1;  ///< tokens a page
-  std::vector<std::int64_t> page_bytes;  ///< per buffer: bytes from page to page when dense, padding included
+  std::vector<std::int64_t>
+      page_bytes;  ///< per buffer: bytes from page to page when dense, padding included
   std::vector<KvSegment> segments;
   std::string source;  ///< who uses it
 
@@ -60,8 +61,8 @@ KvLayout kv_layout(std::string_view name, const KvLayoutOptions& options = {});
 /// The names above, in that order.
 std::span<const std::string_view> kv_layout_names() noexcept;
 
-/// One buffer of a pool: memory that the caller owns. `page_stride` is the distance from page to page
-/// (pages may be strided, e.g. interleaved over layers); 0 = the layout's dense page_bytes.
+/// One buffer of a pool: memory that the caller owns. `page_stride` is the distance from page to
+/// page (pages may be strided, e.g. interleaved over layers); 0 = the layout's dense page_bytes.
 struct KvBuffer {
   std::uint8_t* data = nullptr;
   std::int64_t bytes = 0;
@@ -69,13 +70,14 @@ struct KvBuffer {
 };
 
 /// Byte offset of `segment` of slot `slot` in its buffer. 64-bit throughout; `slot >= 0`.
-constexpr std::int64_t byte_offset(const KvLayout& layout, const KvSegment& segment, std::int64_t slot,
-                                   std::int64_t page_stride) noexcept {
+constexpr std::int64_t byte_offset(const KvLayout& layout, const KvSegment& segment,
+                                   std::int64_t slot, std::int64_t page_stride) noexcept {
   return (slot / layout.page_size) * page_stride + segment.offset +
          (slot % layout.page_size) * segment.token_stride;
 }
 
-/// How many whole slots fit in buffers that were allocated for `layout`: the least over its buffers.
+/// How many whole slots fit in buffers that were allocated for `layout`: the least over its
+/// buffers.
 std::int64_t slots_in(const KvLayout& layout, std::span<const KvBuffer> buffers) noexcept;
 
 /// A map of one page's bytes, drawn with characters, at most `width` columns wide.

@@ -19,27 +19,30 @@ enum class EmptyRowLse : std::uint8_t {
 
 /// Arguments of the prefill. All tensors lie on one device; the outputs belong to the caller.
 struct SparseMlaPrefill {
-  TensorView q;         ///< [s_q, h_q, d_qk] e4m3; last dimension contiguous, other strides free
-  TensorView kv;        ///< [s_kv, 1, d_qk] e4m3; row stride any multiple of 16 bytes; V = first d_v columns
-  TensorView indices;   ///< [s_q, 1, topk] int32; rows of kv; negative or >= s_kv = ignored, never loaded
+  TensorView q;  ///< [s_q, h_q, d_qk] e4m3; last dimension contiguous, other strides free
+  TensorView
+      kv;  ///< [s_kv, 1, d_qk] e4m3; row stride any multiple of 16 bytes; V = first d_v columns
+  TensorView
+      indices;  ///< [s_q, 1, topk] int32; rows of kv; negative or >= s_kv = ignored, never loaded
   float sm_scale = 0;   ///< finite, either sign
   TensorView q_scale;   ///< one float32 on the device
   TensorView kv_scale;  ///< one float32 on the device
   int d_v = 512;
   std::optional<TensorView> attn_sink;    ///< [h_q] float32, natural units; changes `out` only
   std::optional<TensorView> topk_length;  ///< [s_q] int32, clamped to [0, topk]
-  TensorView out;         ///< [s_q, h_q, d_v] bfloat16
+  TensorView out;                         ///< [s_q, h_q, d_v] bfloat16
   TensorView max_logits;  ///< [s_q, h_q] float32, natural units; -inf for an empty row
   TensorView lse;         ///< [s_q, h_q] float32, natural log
   EmptyRowLse empty_row_lse = EmptyRowLse::plus_inf;
-  TensorView workspace;  ///< u8, at least sparse_mla_workspace_bytes(); may be empty where that is 0
+  TensorView
+      workspace;  ///< u8, at least sparse_mla_workspace_bytes(); may be empty where that is 0
 };
 
 /// logits = sm_scale * q_scale * kv_scale * (q . k);  out = kv_scale * sum p v.
-/// Bitwise repeatable. CUDA: stream-ordered, no allocation, no host synchronisation, capturable in a graph.
-/// `threads` concerns the CPU backend alone: 0 = all that the machine has.
-/// Throws ValueError/TypeError for arguments (checked in the order of the fields), RuntimeError where
-/// this build or GPU cannot run it. Outputs are untouched when it throws.
+/// Bitwise repeatable. CUDA: stream-ordered, no allocation, no host synchronisation, capturable in
+/// a graph. `threads` concerns the CPU backend alone: 0 = all that the machine has. Throws
+/// ValueError/TypeError for arguments (checked in the order of the fields), RuntimeError where this
+/// build or GPU cannot run it. Outputs are untouched when it throws.
 void sparse_mla_prefill(const SparseMlaPrefill& args, Stream stream = {}, int threads = 0);
 
 /// Workspace that the call needs, from shapes alone.

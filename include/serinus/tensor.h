@@ -1,5 +1,5 @@
-// Non-owning views of tensors: what every entry point takes. The fields are DLPack's, so a view costs
-// nothing to make from any framework's tensor; no copy is ever made.
+// Non-owning views of tensors: what every entry point takes. The fields are DLPack's, so a view
+// costs nothing to make from any framework's tensor; no copy is ever made.
 #pragma once
 
 #include <array>
@@ -65,7 +65,8 @@ struct TensorView {
 
   /// Number of elements; 0 if a dimension is 0, 1 for rank 0.
   std::int64_t numel() const noexcept;
-  /// Row-major without gaps. Dimensions of size 1 may carry any stride, an empty tensor is contiguous.
+  /// Row-major without gaps. Dimensions of size 1 may carry any stride, an empty tensor is
+  /// contiguous.
   bool is_contiguous() const noexcept;
 
   template <class T>
@@ -84,7 +85,8 @@ TensorView TensorView::from_dlpack(const DLTensorLike& t, DType dtype) {
   TensorView v;
   v.data = static_cast<std::byte*>(static_cast<void*>(t.data)) + t.byte_offset;
   v.dtype = dtype;
-  v.device = {static_cast<DeviceType>(t.device.device_type), static_cast<std::int32_t>(t.device.device_id)};
+  v.device = {static_cast<DeviceType>(t.device.device_type),
+              static_cast<std::int32_t>(t.device.device_id)};
   v.rank = static_cast<int>(t.ndim);
   std::int64_t dense = 1;
   for (int i = v.rank - 1; i >= 0 && v.rank <= kMaxRank; --i) {
@@ -96,7 +98,8 @@ TensorView TensorView::from_dlpack(const DLTensorLike& t, DType dtype) {
   return v;
 }
 
-/// A CUDA stream (cudaStream_t) without CUDA's header; null is the default stream. CPU calls ignore it.
+/// A CUDA stream (cudaStream_t) without CUDA's header; null is the default stream. CPU calls ignore
+/// it.
 struct Stream {
   void* handle = nullptr;
 };

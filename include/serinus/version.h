@@ -9,8 +9,8 @@ inline constexpr int kVersionMajor = 0;
 inline constexpr int kVersionMinor = 1;
 inline constexpr int kVersionPatch = 0;
 
-/// Version of the 32-byte `serinus` slot record (docs/design/canary.md). A record written by another
-/// version must not be compared.
+/// Version of the 32-byte `serinus` slot record (docs/design/canary.md). A record written by
+/// another version must not be compared.
 inline constexpr std::uint32_t kRecordVersion = 1;
 
 /// "major.minor.patch". Static storage.

@@ -40,12 +40,15 @@ std::vector<std::string_view> list_items(std::string_view body) {
   std::string_view rest = body;
   while (!rest.empty()) {
     const std::string_view line = take_line(rest);
-    const std::size_t mark = line.starts_with("- ") ? 2 : line.find(". ") < 3 ? line.find(". ") + 2 : 0;
+    const std::size_t mark = line.starts_with("- ") ? 2
+                             : line.find(". ") < 3  ? line.find(". ") + 2
+                                                    : 0;
     if (mark != 0) {
       out.push_back(line.substr(mark));
     } else if (!out.empty() && !trim(line).empty()) {
       const char* begin = out.back().data();
-      out.back() = std::string_view(begin, static_cast<std::size_t>(line.data() + line.size() - begin));
+      out.back() =
+          std::string_view(begin, static_cast<std::size_t>(line.data() + line.size() - begin));
     }
   }
   return out;
@@ -63,7 +66,8 @@ ErrorEntry parse(const ErrorPageText& page) {
   ErrorEntry e;
   e.slug = page.slug;
   std::string_view rest = page.text;
-  if (take_line(rest) != "---") throw std::logic_error("error page without front matter: " + std::string(page.slug));
+  if (take_line(rest) != "---")
+    throw std::logic_error("error page without front matter: " + std::string(page.slug));
   for (std::string_view line = take_line(rest); line != "---"; line = take_line(rest)) {
     const auto colon = line.find(": ");
     const std::string_view key = line.substr(0, colon);
@@ -112,9 +116,13 @@ const Reference& reference() {
 
 }  // namespace
 
-const ErrorEntry& entry_of(errors::Page page) { return reference().by_page[static_cast<std::size_t>(page)]; }
+const ErrorEntry& entry_of(errors::Page page) {
+  return reference().by_page[static_cast<std::size_t>(page)];
+}
 
-std::span<const ErrorEntry> error_reference() { return reference().by_id; }
+std::span<const ErrorEntry> error_reference() {
+  return reference().by_id;
+}
 
 const ErrorEntry* find_error(std::string_view text) {
   for (const ErrorEntry& e : error_reference()) {

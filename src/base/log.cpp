@@ -1,7 +1,7 @@
-#include <serinus/log.h>
-
 #include <mutex>
 #include <utility>
+
+#include <serinus/log.h>
 
 namespace serinus {
 

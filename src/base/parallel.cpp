@@ -29,7 +29,8 @@ void parallel_for(int threads, std::int64_t n, std::int64_t grain,
   std::mutex failure_mutex;
   const auto work = [&] {
     try {
-      for (std::int64_t c = next++; c < chunks; c = next++) body(c * grain, std::min(n, (c + 1) * grain));
+      for (std::int64_t c = next++; c < chunks; c = next++)
+        body(c * grain, std::min(n, (c + 1) * grain));
     } catch (...) {
       const std::lock_guard lock(failure_mutex);
       if (!failure) failure = std::current_exception();

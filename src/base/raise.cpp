@@ -19,7 +19,8 @@ const std::string* find(std::initializer_list<ErrorField> fields, std::string_vi
   return nullptr;
 }
 
-std::string first_of(std::initializer_list<ErrorField> fields, std::string_view a, std::string_view b) {
+std::string first_of(std::initializer_list<ErrorField> fields, std::string_view a,
+                     std::string_view b) {
   if (const std::string* v = find(fields, a)) return *v;
   if (const std::string* v = find(fields, b)) return *v;
   return {};
@@ -40,9 +41,10 @@ std::string error_message(errors::Page page, std::initializer_list<ErrorField> f
     const std::string_view key = t.substr(i + 1, close - i - 1);
     const std::string* value = find(fields, key);
     if (value == nullptr) {
-      throw InternalError(std::string(entry.id),
-                          "error page " + std::string(entry.slug) + ": no value for {" + std::string(key) + "}",
-                          {}, {});
+      throw InternalError(
+          std::string(entry.id),
+          "error page " + std::string(entry.slug) + ": no value for {" + std::string(key) + "}", {},
+          {});
     }
     out += *value;
     i = close + 1;

@@ -4,17 +4,17 @@
 //   raise(errors::Page::wrong_rank, {{"name", "q"}, {"want", "3"}, {"got", "2"}});
 //
 // Every placeholder of the template must be given. Two keys are understood beside them: "name" (or
-// "argument", where the template spells the name out) is the argument at fault, "got" (or "value") the
-// offending value; they become Error::argument() and Error::value().
+// "argument", where the template spells the name out) is the argument at fault, "got" (or "value")
+// the offending value; they become Error::argument() and Error::value().
 #pragma once
 
 #include <initializer_list>
 #include <string>
 #include <string_view>
 
-#include "error_ids.h"
-
 #include <serinus/error.h>
+
+#include "error_ids.h"
 
 namespace serinus {
 

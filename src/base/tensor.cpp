@@ -4,15 +4,24 @@ namespace serinus {
 
 const char* name_of(DType t) noexcept {
   switch (t) {
-    case DType::u8: return "uint8";
-    case DType::i32: return "int32";
-    case DType::i64: return "int64";
-    case DType::u32: return "uint32";
-    case DType::u64: return "uint64";
-    case DType::f32: return "float32";
-    case DType::f64: return "float64";
-    case DType::bf16: return "bfloat16";
-    case DType::e4m3: return "float8_e4m3fn";
+    case DType::u8:
+      return "uint8";
+    case DType::i32:
+      return "int32";
+    case DType::i64:
+      return "int64";
+    case DType::u32:
+      return "uint32";
+    case DType::u64:
+      return "uint64";
+    case DType::f32:
+      return "float32";
+    case DType::f64:
+      return "float64";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::e4m3:
+      return "float8_e4m3fn";
   }
   return "unknown";
 }

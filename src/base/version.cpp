@@ -2,6 +2,8 @@
 
 namespace serinus {
 
-const char* version_string() noexcept { return "0.1.0"; }
+const char* version_string() noexcept {
+  return "0.1.0";
+}
 
 }  // namespace serinus
