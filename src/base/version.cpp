@@ -3,7 +3,7 @@
 namespace serinus {
 
 const char* version_string() noexcept {
-  return "0.1.0";
+  return SERINUS_VERSION;
 }
 
 }  // namespace serinus
