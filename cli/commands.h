@@ -12,8 +12,10 @@ enum ExitCode : int {
   kViolation = 1,  ///< a violation that nothing explains, or a visible fault missed
   kUsage = 2,
   kBadInput = 3,
+  kBug = 4,  ///< a broken invariant of Serinus itself
 };
 
 void add_doctor(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
 
 }  // namespace serinus::cli

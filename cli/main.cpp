@@ -1,43 +1,142 @@
-// The `serinus` command.
+// The `serinus` command: what is common to all subcommands. An error prints its id and where to
+// read on; its kind decides the exit code.
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <new>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <serinus/error.h>
 #include <serinus/version.h>
 
+#include "base/raise.h"
 #include "cli/commands.h"
 
+namespace serinus::cli {
 namespace {
 
-// One line that names the error, one that says where to read on.
-void print_error(const serinus::Error& e) {
+constexpr const char* kFooter = R"(exit codes:
+  0  fine
+  1  a violation that no injected fault or expectation explains, or a visible fault missed
+  2  the command line or the state asks for something that cannot be
+  3  an input that cannot be read, or an output that cannot be written
+  4  a bug in Serinus itself
+
+Every error names an id: `serinus explain ID` says what it means and how to mend it.)";
+
+// Levenshtein: how many letters to add, drop or change.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, change});
+    }
+  }
+  return row.back();
+}
+
+// The subcommand, or the option of the subcommand in use, that `word` is probably a slip of; else
+// "".
+std::string nearest(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(sub->get_name());
+  const auto add_options = [&](const CLI::App& of) {
+    for (const CLI::Option* o : of.get_options())
+      for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
+  };
+  add_options(app);
+  for (const CLI::App* sub : app.get_subcommands()) add_options(*sub);
+  std::string best;
+  std::size_t least = word.size() / 3 + 1;  // at most a third of the letters wrong
+  for (const std::string& name : known) {
+    if (const std::size_t d = distance(word, name); d < least) {
+      least = d;
+      best = name;
+    }
+  }
+  return best;
+}
+
+// What CLI11 found wrong, as an error of the reference.
+[[noreturn]] void raise_usage(const CLI::App& app, const CLI::ParseError& e) {
+  std::string text = e.what();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (app.get_subcommands().empty())
+    text = unknown.empty() ? "a subcommand is required (serinus --help lists them)"
+                           : "there is no subcommand " + unknown.front();
+  for (const std::string& word : unknown) {
+    if (const std::string meant = nearest(app, word); !meant.empty()) {
+      text += " (did you mean " + meant + "?)";
+      break;
+    }
+  }
+  raise(errors::Page::bad_command_line, {{"got", text}});
+}
+
+int report(const Error& e, ExitCode code) {
   std::fprintf(stderr, "error %s: %s\n  more: serinus explain %s\n", e.id().c_str(), e.what(),
                e.id().c_str());
+  return code;
+}
+
+// A full disk or a closed file shows when the buffer is written, at the latest here.
+void check_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    raise(errors::Page::output_not_written, {{"got", std::strerror(errno)}});
+}
+
+int run(CLI::App& app, int argc, char** argv) {
+  app.name("serinus");
+  app.set_version_flag("--version", std::string("serinus ") + version_string());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  int exit_code = kFine;
+  add_doctor(app, exit_code);
+  add_completion(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    raise_usage(app, e);
+  }
+  check_output();
+  return exit_code;
 }
 
 }  // namespace
+}  // namespace serinus::cli
 
 int main(int argc, char** argv) {
+  using namespace serinus;
   using namespace serinus::cli;
-  CLI::App app{"Serinus reads a KV cache fast and watches it always."};
-  app.name("serinus");
-  app.set_version_flag("--version", std::string("serinus ") + serinus::version_string());
-  app.require_subcommand(1);
-  int exit_code = kFine;
-  add_doctor(app, exit_code);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kFine : kUsage;
-  } catch (const serinus::InputError& e) {
-    print_error(e);
-    return kBadInput;
-  } catch (const serinus::Error& e) {
-    print_error(e);
-    return kUsage;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
-    return kBadInput;
+    try {
+      CLI::App app{"Serinus reads a KV cache fast and watches it always."};
+      return run(app, argc, argv);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {  // of something large: what an error needs is still there
+      raise(errors::Page::not_enough_memory, {});
+    } catch (const std::exception& e) {
+      raise(errors::Page::unexpected_exception, {{"got", e.what()}});
+    }
+  } catch (const InputError& e) {
+    return report(e, kBadInput);
+  } catch (const InternalError& e) {
+    return report(e, kBug);
+  } catch (const Error& e) {
+    return report(e, kUsage);
   }
-  return exit_code;
 }
