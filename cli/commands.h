@@ -17,5 +17,6 @@ enum ExitCode : int {
 
 void add_doctor(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
+void add_trace_gen(CLI::App& app, int& exit_code);
 
 }  // namespace serinus::cli

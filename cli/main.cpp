@@ -103,6 +103,7 @@ int run(CLI::App& app, int argc, char** argv) {
   app.footer(kFooter);
   int exit_code = kFine;
   add_doctor(app, exit_code);
+  add_trace_gen(app, exit_code);
   add_completion(app, exit_code);
   try {
     app.parse(argc, argv);

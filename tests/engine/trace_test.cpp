@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <serinus/error.h>
+
+#include "engine/trace/generate.h"
 
 namespace serinus::engine {
 namespace {
@@ -228,6 +231,63 @@ TEST(Trace, TakesAFormatThatIsGiven) {
   EXPECT_EQ(error_of("2023-11-16 18:17:03,4,x\n", {.format = TraceFormat::azure}).substr(0, 12),
             "SRN4103 t:1:");
   EXPECT_EQ(read_text("2023-11-16 18:17:03,4,5\n", {.format = TraceFormat::azure}).size(), 1u);
+}
+
+struct Statistics {
+  double mean_input = 0, mean_output = 0, hit_share = 0, shared_first_block = 0;
+};
+
+Statistics statistics_of(const std::vector<TraceRequest>& all) {
+  Statistics s;
+  double blocks = 0, hits = 0;
+  std::unordered_set<std::int64_t> seen;
+  for (const TraceRequest& r : all) {
+    s.mean_input += static_cast<double>(r.input_length) / static_cast<double>(all.size());
+    s.mean_output += static_cast<double>(r.output_length) / static_cast<double>(all.size());
+    s.shared_first_block += r.hash_ids[0] == 0 ? 1.0 / static_cast<double>(all.size()) : 0;
+    for (const std::int64_t id : r.hash_ids) hits += seen.insert(id).second ? 0 : 1;
+    blocks += static_cast<double>(r.hash_ids.size());
+  }
+  s.hit_share = hits / blocks;
+  return s;
+}
+
+// The conversation trace: mean input 12 035, mean output 342.6, 36.64 % of the blocks hit.
+TEST(TraceGenerator, HasTheStatisticsOfAConversationTrace) {
+  std::ostringstream out;
+  generate_trace({.requests = 12'031, .seed = 3}, out);
+  TraceReader reader("generated", out.str());
+  std::vector<TraceRequest> all;
+  for (TraceRequest r; reader.next(r);) all.push_back(r);
+  EXPECT_EQ(all.size(), 12'031u);
+  const Statistics s = statistics_of(all);
+  EXPECT_NEAR(s.mean_input, 12'035, 1200);
+  EXPECT_NEAR(s.mean_output, 342.6, 20);
+  EXPECT_NEAR(s.hit_share, 0.366, 0.03);
+  EXPECT_GT(s.shared_first_block, 0.999);
+  EXPECT_NEAR(static_cast<double>(all.back().arrival_us), 3537e6, 200e6);
+}
+
+TEST(TraceGenerator, ADifferentSeedGivesAnotherTrace) {
+  std::ostringstream a, b, c;
+  generate_trace({.requests = 20, .seed = 1}, a);
+  generate_trace({.requests = 20, .seed = 1}, b);
+  generate_trace({.requests = 20, .seed = 2}, c);
+  EXPECT_EQ(a.str(), b.str());
+  EXPECT_NE(a.str(), c.str());
+}
+
+// engine/traces/demo.jsonl is `serinus trace-gen` with its defaults.
+TEST(TraceGenerator, MakesTheShippedDemoTrace) {
+  const std::string path = SERINUS_SOURCE_DIR "/engine/traces/demo.jsonl";
+  std::ifstream file(path, std::ios::binary);
+  const std::string shipped{std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream out;
+  generate_trace({}, out);
+  EXPECT_EQ(shipped, out.str());
+  EXPECT_LE(shipped.size(), 200'000u);
+  const Statistics s = statistics_of(read_trace(path));
+  EXPECT_NEAR(s.hit_share, 0.366, 0.06);
 }
 
 // The public traces, where the checkout lies beside them.
