@@ -95,19 +95,30 @@ struct Record {
 };
 static_assert(sizeof(Record) == 32);
 
-/// What the allocator last announced about a slot, and the writer about its life. 16 bytes a slot.
+/// What the allocator last announced about a slot, and the writer about its life: the second,
+/// independent witness beside the record. 20 bytes a slot.
 struct LedgerEntry {
-  Owner owner = 0;               ///< 0 = free
+  Owner owner = 0;               ///< who holds it now; 0 = free
   std::uint32_t generation = 0;  ///< epoch of the last on_alloc; compared modulo 2^32
-  std::int32_t prev = -1;        ///< slot of the token before this one, -1 = first of its chain
-  std::uint32_t written = 0;     ///< position + 1 once written in this life; 0 = EMPTY
+  std::int32_t prev =
+      -1;  ///< slot of the token before this one; -1 = first of its chain, -2 = unknown
+  std::uint32_t written = 0;  ///< position + 1 once written in this life; 0 = EMPTY
+  Owner previous_owner = 0;   ///< who allocated the life before this one
 };
-static_assert(sizeof(LedgerEntry) == 16);
+static_assert(sizeof(LedgerEntry) == 20);
 
-/// chain_next(kChainAnchor, token 0, position 0) is the chain of a first token.
+/// The three states of a slot. EMPTY is no mismatch: it alarms only where a reader needs the slot.
+enum class SlotState : std::uint8_t {
+  free,     ///< nobody holds it
+  empty,    ///< allocated, not written in this life
+  written,  ///< allocated and stamped in this life
+};
+
+/// chain_next(kChainAnchor, token, 0) is the chain of a first token.
 inline constexpr std::uint64_t kChainAnchor = 0x0ea75eed5e21175ull;
 
-/// h' = h * R + f(token, position) mod 2^61 - 1. Result in [1, 2^61 - 1).
+/// h' = h * R + f(token, position) mod 2^61 - 1. Result in [1, 2^61 - 1]: 2^61 - 1 stands for 0, so
+/// that no chain is ever 0.
 std::uint64_t chain_next(std::uint64_t h, std::uint32_t token, std::uint32_t position) noexcept;
 
 /// Chains of `tokens` at positions first_position, first_position + 1, ...; out.size() ==
@@ -132,9 +143,17 @@ std::vector<Source> sources_of(const KvLayout& layout, int num_layers,
                                std::span<const KvBuffer> buffers);
 
 /// Digest of the KV bytes of `slot`. Independent of where the slot lies; order-sensitive; binds
-/// lengths. A slot outside a buffer reads nothing and returns nullopt.
+/// lengths. A slot outside a buffer reads nothing and returns nullopt. Depth::none gives 0.
 std::optional<std::uint64_t> kv_digest(std::span<const Source> sources, std::int64_t page_size,
                                        std::int64_t slot, Depth depth) noexcept;
+
+/// What one source adds to a digest, so that layers can be folded one by one, in any order:
+/// kv_digest = digest_finish(sum of the contributions mod 2^61 - 1, depth).
+std::optional<std::uint64_t> digest_contribution(const Source& source, std::int64_t page_size,
+                                                 std::int64_t slot, Depth depth) noexcept;
+/// a + b mod 2^61 - 1.
+std::uint64_t digest_add(std::uint64_t a, std::uint64_t b) noexcept;
+std::uint64_t digest_finish(std::uint64_t sum, Depth depth) noexcept;
 
 // ---------------------------------------------------------------- violations
 
@@ -154,6 +173,8 @@ struct Violation {
   std::uint32_t expected_generation = 0, stored_generation = 0;
   Owner request = 0;            ///< who reads or writes it; 0 in a sweep
   std::int64_t row = -1;        ///< request row
+  int layer = -1;               ///< kv_bytes with Options::source_digests: the first damaged
+  std::string segment;          ///< layer, and the segment of the layout within it
   std::int64_t prev_slot = -1;  ///< predecessor that the chain was checked against
   std::uint64_t first_step = 0, last_step = 0;
   std::uint64_t count = 1;  ///< sightings: one fault is one violation however often it is seen
@@ -200,9 +221,11 @@ struct Options {
   Depth depth = Depth::all;
   Mode mode = Mode::log;
   VerifyPolicy verify = VerifyPolicy::rolling;
-  std::int64_t records_per_step = 16384;  ///< rolling budget, records
-  std::int64_t bytes_per_step =
-      64 << 20;  ///< rolling budget, KV bytes hashed; a step checks at least one slot
+  std::int64_t records_per_step = 4096;   ///< rolling budget, records
+  std::int64_t bytes_per_step = 8 << 20;  ///< rolling budget, KV bytes hashed; a step checks at
+                                          ///< least one cell a request and one slot a pool
+  bool source_digests = false;  ///< keep 4 more bytes a slot and source: a kv_bytes violation then
+                                ///< names the layer and segment (and so the head) that differs
   std::int64_t sweep_interval = 16;   ///< sglang format only: steps from sweep to sweep, 0 = never
   std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled
   int threads = 1;
@@ -211,13 +234,16 @@ struct Options {
 /// One forward, as the device tables describe it. Arrays have one entry a request, except where
 /// noted.
 struct Batch {
-  std::span<const std::int64_t> rows;         ///< req_pool_indices; 0 = padding row
-  std::span<const std::int64_t> prefix_lens;  ///< tokens already in the pool
+  std::span<const int> pools;          ///< which pools this forward reads and writes; empty = all
+  std::span<const std::int64_t> rows;  ///< req_pool_indices; 0 = padding row
+  std::span<const std::int64_t> prefix_lens;  ///< tokens already in the pool: these are checked
   std::span<const std::int64_t> extend_lens;  ///< tokens that this forward writes
   std::span<const Owner> owners;              ///< who the requests are
   TensorView req_to_token;                    ///< [rows, max_len] int32: slot of (row, position)
   // Flat over the extended tokens of all requests, in order:
-  std::span<const std::int64_t> input_ids, positions, out_cache_loc;  ///< location < 0: not written
+  // (locations are slots of the full pool; < 0 = not written; entries beyond the sum of extend_lens
+  // are padding, which may write a scratch null slot and nothing else)
+  std::span<const std::int64_t> input_ids, positions, out_cache_loc;
   // Independent truth, where the engine has it:
   TensorView expected_tokens;                ///< [rows, max_len] int32, or empty
   std::span<const std::int64_t> valid_lens;  ///< how much of each request's row above is known
@@ -230,6 +256,9 @@ struct Stats {
   std::uint64_t sightings = 0;      ///< with repeats
   std::uint64_t dropped = 0;        ///< violations that found the ring full: counted, never silent
   std::uint64_t skipped_empty = 0;  ///< entries whose slot is EMPTY and not yet due
+  std::int64_t live_slots = 0;      ///< allocated now, over all pools
+  /// Every slot that is live now is checked again within so many steps (serinus format).
+  std::int64_t sweep_bound_steps = 0;
   double seconds_head = 0, seconds_tail = 0, seconds_sweep = 0;
 };
 
@@ -251,30 +280,54 @@ class Monitor {
   int add_pool(PoolSpec spec);
 
   // --- what the allocator does, in stream order
-  /// `slots` now belong to `owner`, empty. A slot that still belongs to somebody: double_owner.
+  /// `slots` now belong to `owner`, empty: a new life. A slot that still belongs to somebody:
+  /// double_owner. A free slot whose record was written meanwhile: foreign_write.
   void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner);
-  void on_free(int pool, std::span<const std::int64_t> slots);
-  /// `owner` now reads the first `length` cells of its table row, written by others (a prefix hit).
-  /// They are verified in full at the next head check, and as recycled if one changes hands later.
-  void on_attach(Owner owner, std::int64_t row, std::int64_t length);
+  /// `slots` belong to nobody; their records are erased. A slot that is free already, or that
+  /// somebody else than `owner` holds (where `owner` is given): double_owner.
+  void on_free(int pool, std::span<const std::int64_t> slots, Owner owner = 0);
+  /// `slots` change hands within their life, written or not: a request gives them to the prefix
+  /// cache (which has an owner id of its own), or one request to another. The giver may go on
+  /// reading what it wrote; only the taker may write. A slot that `from` does not hold:
+  /// double_owner.
+  void on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to);
+  /// `owner` now reads the cells [begin, end) of its table row, written by others: a prefix hit, or
+  /// a row rewritten to the cache's slots after its own duplicates were freed. They are verified in
+  /// full at the next head check of the owner, and reported as stale if one changes hands later.
+  void on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end);
   /// `owner` reads nothing any more: finished, aborted or preempted.
   void on_release(Owner owner);
-  /// Records travel with their bytes: slot from[i] was copied to to[i], which is allocated.
+  /// Records travel with their bytes: slot from[i] was copied to to[i], which is allocated. The
+  /// copies happen as if at once, so the two lists may overlap. Verified in full at the next head.
   void on_move(int pool, std::span<const std::int64_t> from, std::span<const std::int64_t> to);
   /// Copies the records of `slots` out, beside their bytes. A slot not written in this life gives
-  /// zeros.
-  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records);
-  /// Bytes and records from another tier or machine were put into `slots`, which `owner` holds.
+  /// zeros. `source_digests`, if given: num_sources(pool) words a slot (Options::source_digests).
+  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                std::span<std::uint32_t> source_digests = {});
+  /// Bytes and records from another tier or machine were put into `slots`, which `owner` holds, in
+  /// the order of their tokens. The records are stamped anew with the owner and the slot's life; a
+  /// record of zeros leaves its slot EMPTY. Verified in full at the next head. A slot that `owner`
+  /// does not hold: foreign_write.
   void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
-               Owner owner);
+               Owner owner, std::span<const std::uint32_t> source_digests = {});
 
   // --- the moments
   void begin_step(const Batch& batch, Stream stream = {});  ///< head
   void end_step(const Batch& batch,
                 Stream stream = {});  ///< tail: verifies, then stamps; then sweeps
-  /// Verifies the cells [begin, end) of one request now, outside the budget.
+  /// Verifies the cells [begin, end) of one request now, outside the budget, and the null slots.
+  /// Only `pools`, the table and the expected tokens of `tables` are used; where it lists `owners`,
+  /// the valid length of `owner` bounds the expected tokens, else all of the row counts as known.
   void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
                   std::int64_t end, const Batch& tables);
+  /// Stamps the batch's tokens outside a step: a write that lands late, or a lab's.
+  void stamp_now(const Batch& batch);
+
+  // --- ranks: what one rank has cached for a request, without slot numbers
+  /// Digest over the length and the stored chains of the first `length` cells.
+  std::uint64_t request_digest(std::int64_t row, std::int64_t length, const Batch& tables) const;
+  /// The digests that the ranks computed: unequal ones are digest_differs_across_ranks.
+  void on_rank_digests(Owner owner, std::int64_t row, std::span<const std::uint64_t> digests);
 
   // --- what it found
   /// Takes the violations found since the last call. Never blocks.
@@ -293,6 +346,8 @@ class Monitor {
   std::span<Record> records(int pool);
   std::span<LedgerEntry> ledger(int pool);
   const PoolSpec& pool(int pool) const;
+  SlotState state(int pool, std::int64_t slot) const;  ///< free where there is no such slot
+  std::int64_t num_sources(int pool) const;            ///< segments x layers that are hashed
 
   /// sglang format: where the sweep finds the prefix tree's slots.
   void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source);
