@@ -1,0 +1,53 @@
+// How host code launches a kernel: on the caller's device, in the caller's stream, with a failure
+// that has a page. Include from .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include <serinus/tensor.h>
+
+namespace serinus::gpu {
+
+/// Throws with the page of a failed launch; `what` is the kernel's name. Clears the error.
+void check_launch(const char* what, cudaError_t error);
+
+/// Makes `device` current, and the one before it again at the end.
+class OnDevice {
+ public:
+  explicit OnDevice(Device device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+struct Shape {
+  dim3 grid, block;
+  unsigned cluster = 1;  ///< CTAs a cluster, along grid.x
+  std::size_t shared_bytes = 0;
+};
+
+template <class... Args>
+void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Stream stream,
+            const Args&... args) {
+  // More than 48 KB of shared memory must be asked for; asking again costs no driver call.
+  check_launch(what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(shape.shared_bytes)));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check_launch(what, cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+}  // namespace serinus::gpu
