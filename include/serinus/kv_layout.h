@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,19 +43,30 @@ struct KvLayout {
   int num_buffers() const noexcept { return static_cast<int>(page_bytes.size()); }
   /// Bytes of one token that mean something (and are hashed): the sum over segments.
   std::int64_t token_bytes() const noexcept;
-  /// Throws ValueError where two segments overlap, leave their page, or name no buffer.
+  /// Throws ValueError where two segments overlap, leave their page, or name no buffer; also where
+  /// page_size * segments is more than 2^22, which no real layout comes near.
   void validate() const;
 };
 
+/// How an mha_* layout orders the two inner dimensions of a page.
+enum class HeadOrder : std::uint8_t {
+  usual,  ///< what the layout's name says: mha_hnd and mha_packed hnd, the others nhd
+  nhd,    ///< (page, heads, head size): the heads of a token lie side by side
+  hnd,    ///< (heads, page, head size): the tokens of a head lie side by side
+};
+
 struct KvLayoutOptions {
-  std::int64_t page_size = 0;  ///< 0 = the layout's usual page
-  std::int64_t heads = 0;      ///< mha_* only, required there
-  std::int64_t head_size = 0;  ///< mha_* only, required there; elements
-  DType dtype = DType::bf16;   ///< mha_* only
+  std::int64_t page_size = 0;                 ///< 1 to 65536 tokens; 0 = the layout's usual page
+  std::int64_t heads = 0;                     ///< mha_* only, required there: 1 to 1024
+  std::int64_t head_size = 0;                 ///< mha_* only, required there: 1 to 65536 elements
+  std::optional<DType> dtype = std::nullopt;  ///< mha_* only: u8, e4m3, bf16 (the default) or f32
+  HeadOrder head_order = HeadOrder::usual;    ///< mha_blocks_first and mha_packed only
 };
 
 /// A named layout: fp8_656, dsv4_584, mxfp8_528, nvfp4_384, nvfp4_352, fp8_576, bf16_1152,
 /// dsa_indexer_132, fp4_indexer_68, mha_nhd, mha_hnd, mha_blocks_first, mha_packed.
+/// The segments of the four mha_* layouts have the same names in the same order (k.head0, k.head1,
+/// ..., v.head0, ...), so that a token has one digest whichever of them holds it.
 /// Throws ValueError for an unknown name (listing the known ones) or an impossible option.
 KvLayout kv_layout(std::string_view name, const KvLayoutOptions& options = {});
 
@@ -76,11 +88,13 @@ constexpr std::int64_t byte_offset(const KvLayout& layout, const KvSegment& segm
          (slot % layout.page_size) * segment.token_stride;
 }
 
-/// How many whole slots fit in buffers that were allocated for `layout`: the least over its
-/// buffers.
+/// How many slots, counted from 0, lie whole within the buffers: the least over all of them.
+/// `buffers` has num_buffers() entries a layer, layer-major, for any number of layers.
 std::int64_t slots_in(const KvLayout& layout, std::span<const KvBuffer> buffers) noexcept;
 
-/// A map of one page's bytes, drawn with characters, at most `width` columns wide.
+/// A map of one page's bytes, drawn with box characters (UTF-8), at most `width` columns wide
+/// (48 at least): each buffer's page, and under it one token of every part that holds more than one
+/// segment. Throws as validate() does.
 std::string draw_byte_map(const KvLayout& layout, int width = 72);
 
 }  // namespace serinus
