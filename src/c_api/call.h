@@ -1,0 +1,78 @@
+// What every function of the C ABI is made of: an exception becomes a status, and what comes in is
+// checked for what C cannot promise (null pointers, sizes of structs, values of enums).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <serinus/tensor.h>
+#include <serinus_c.h>
+
+#include "base/raise.h"
+
+namespace serinus::c_api {
+
+/// Remembers the exception being handled as this thread's last error; its status.
+serinus_status remember_current_exception() noexcept;
+
+/// The same for an error that was reported without being thrown.
+serinus_status remember(serinus_status status, std::string_view id, std::string_view message,
+                        std::string_view argument, std::string_view value) noexcept;
+
+/// Runs `body`; no exception leaves.
+template <class Body>
+serinus_status call(Body&& body) noexcept {
+  try {
+    body();
+    return SERINUS_OK;
+  } catch (...) {
+    return remember_current_exception();
+  }
+}
+
+template <class T>
+T& required(const char* name, T* pointer) {
+  if (pointer == nullptr) raise(errors::Page::c_null_argument, {{"name", name}});
+  return *pointer;
+}
+
+template <class T>
+std::span<T> array(const char* name, T* pointer, std::size_t n) {
+  if (n != 0) required(name, pointer);
+  return {pointer, n};
+}
+
+/// The caller's struct, which may be longer than the one that this library knows, if the rest is
+/// zero.
+template <class T>
+T read_struct(const char* name, const T* pointer) {
+  required(name, pointer);
+  const std::uint32_t size = pointer->struct_size;
+  bool known = size >= sizeof(T);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(pointer);
+  for (std::size_t i = sizeof(T); known && i < size; ++i) known = bytes[i] == 0;
+  if (!known)
+    raise(errors::Page::c_struct_size,
+          {{"name", name}, {"got", std::to_string(size)}, {"want", std::to_string(sizeof(T))}});
+  return *pointer;
+}
+
+/// An enum of C as the C++ enum at the same place of `values`.
+template <class E>
+E one_of(const char* name, std::int64_t value, std::initializer_list<E> values) {
+  if (value < 0 || value >= static_cast<std::int64_t>(values.size()))
+    raise(errors::Page::c_unknown_value, {{"name", name},
+                                          {"got", std::to_string(value)},
+                                          {"want", std::to_string(values.size() - 1)}});
+  return values.begin()[value];
+}
+
+DType dtype(const char* name, serinus_dtype value);
+TensorView tensor(const char* name, const serinus_tensor& t);
+
+}  // namespace serinus::c_api
