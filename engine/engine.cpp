@@ -16,7 +16,9 @@ namespace {
 // Slots are int32 in the request table, as in every engine.
 constexpr std::int64_t kMaxSlots = std::int64_t{1} << 31;
 
-std::int64_t pages_of(std::int64_t tokens, std::int64_t page) { return (tokens + page - 1) / page; }
+std::int64_t pages_of(std::int64_t tokens, std::int64_t page) {
+  return (tokens + page - 1) / page;
+}
 
 std::int64_t swa_tokens_of(const EngineOptions& o) {
   return o.swa_tokens > 0 ? o.swa_tokens : o.pool_tokens / 2;
@@ -25,7 +27,7 @@ std::int64_t swa_tokens_of(const EngineOptions& o) {
 const EngineOptions& checked(const EngineOptions& o) {
   const auto require = [](bool ok, const char* name, std::int64_t got, const char* want) {
     if (!ok)
-      raise(errors::Page::engine_bad_option,
+      raise(errors::Page::engine_option,
             {{"name", name}, {"want", want}, {"got", std::to_string(got)}});
   };
   require(o.page >= 1 && o.page <= 256, "page", o.page, "1 to 256 tokens");
@@ -65,7 +67,8 @@ Engine::Engine(const EngineOptions& options)
       cache_(options.page, options.draft_layers > 0 ? 1 : 0) {
   const KvLayout layout = layout_of(options);
   const std::int64_t pages = allocator_.num_pages();
-  const auto add = [&](const char* name, canary::PoolKind kind, int layers, std::int64_t num_pages) {
+  const auto add = [&](const char* name, canary::PoolKind kind, int layers,
+                       std::int64_t num_pages) {
     pools_.push_back({name, kind, KvPool(layout, layers, num_pages, options.real_data)});
     return static_cast<int>(pools_.size()) - 1;
   };
@@ -73,8 +76,7 @@ Engine::Engine(const EngineOptions& options)
   if (options.window > 0) {
     swa_allocator_.emplace(pages_of(swa_tokens_of(options), options.page) + 1);
     full_to_swa_.resize(static_cast<std::size_t>(pages * options.page));
-    swa_pool_ =
-        add("swa", canary::PoolKind::swa, options.layers, swa_allocator_->num_pages());
+    swa_pool_ = add("swa", canary::PoolKind::swa, options.layers, swa_allocator_->num_pages());
   }
   if (options.draft_layers > 0)
     draft_pool_ = add("draft", canary::PoolKind::draft, options.draft_layers, pages);
@@ -148,11 +150,10 @@ void Engine::require_fits(const EngineOptions& o, canary::Owner owner, std::int6
 void Engine::submit(canary::Owner owner, RequestText text) {
   require_fits(options_, owner, text.input_length(), text.output_length());
   if (text.total_length() + 1 > table_.max_length())
-    raise(errors::Page::engine_bad_option,
-          {{"name", "max_length"},
-           {"want", "at least the longest request's tokens + 1, " +
-                        std::to_string(text.total_length() + 1)},
-           {"got", std::to_string(table_.max_length())}});
+    raise(errors::Page::engine_option, {{"name", "max_length"},
+                                        {"want", "at least the longest request's tokens + 1, " +
+                                                     std::to_string(text.total_length() + 1)},
+                                        {"got", std::to_string(table_.max_length())}});
   waiting_.push_back(std::make_unique<Request>(owner, std::move(text)));
 }
 
@@ -243,27 +244,29 @@ void Engine::write_kv() {
     n += batch_.extend_lens[i];
   }
   constexpr std::int64_t kGrain = 512;  // tokens
-  parallel_for(resolve_threads(options_.threads), n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    auto request = static_cast<std::size_t>(
-        std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1);
-    for (std::int64_t i = begin; i < end; ++i) {
-      while (request + 1 < begins.size() && begins[request + 1] <= i) ++request;
-      const Request& r = *in_batch_[request];
-      const std::int64_t position = r.length + i - begins[request];
-      const std::int64_t slot = batch_.write_loc[static_cast<std::size_t>(i)];
-      if (slot < 0 || slot >= pools_[0].kv.num_slots()) continue;
-      const std::uint64_t state = r.text.prefix_state(position);
-      const std::uint64_t junk = mix(step_, static_cast<std::uint64_t>(slot));
-      model_write(pools_[0].kv, slot, state, junk);
-      if (swa_pool_ >= 0) {
-        const std::int64_t swa = full_to_swa_[static_cast<std::size_t>(slot)];
-        if (swa > 0) model_write(pools_[static_cast<std::size_t>(swa_pool_)].kv, swa, state, junk);
-      }
-      if (draft_pool_ >= 0)
-        model_write(pools_[static_cast<std::size_t>(draft_pool_)].kv, slot,
-                    r.text.prefix_state(position + 1), junk);
-    }
-  });
+  parallel_for(
+      resolve_threads(options_.threads), n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        auto request = static_cast<std::size_t>(
+            std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1);
+        for (std::int64_t i = begin; i < end; ++i) {
+          while (request + 1 < begins.size() && begins[request + 1] <= i) ++request;
+          const Request& r = *in_batch_[request];
+          const std::int64_t position = r.length + i - begins[request];
+          const std::int64_t slot = batch_.write_loc[static_cast<std::size_t>(i)];
+          if (slot < 0 || slot >= pools_[0].kv.num_slots()) continue;
+          const std::uint64_t state = r.text.prefix_state(position);
+          const std::uint64_t junk = mix(step_, static_cast<std::uint64_t>(slot));
+          model_write(pools_[0].kv, slot, state, junk);
+          if (swa_pool_ >= 0) {
+            const std::int64_t swa = full_to_swa_[static_cast<std::size_t>(slot)];
+            if (swa > 0)
+              model_write(pools_[static_cast<std::size_t>(swa_pool_)].kv, swa, state, junk);
+          }
+          if (draft_pool_ >= 0)
+            model_write(pools_[static_cast<std::size_t>(draft_pool_)].kv, slot,
+                        r.text.prefix_state(position + 1), junk);
+        }
+      });
   // Padding rows write somewhere: into the null slot, where the pool allows it.
   if (options_.null_slot == canary::NullSlot::scratch && batch_.rows.size() > in_batch_.size()) {
     for (const EnginePool& p : pools_) model_write(p.kv, 0, mix(step_), mix(~step_));

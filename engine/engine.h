@@ -28,26 +28,30 @@
 
 namespace serinus::engine {
 
+/// Who holds the pages of the prefix cache.
+inline constexpr canary::Owner kCacheOwner = 0xffffffff;
+
 struct EngineOptions {
   std::string layout = "fp8_656";
   KvLayoutOptions layout_options;  ///< its page_size is ignored: `page` holds
   int layers = 2;
-  std::int64_t page = 64;               ///< tokens a page, 1..256
-  std::int64_t pool_tokens = 1'000'000; ///< rounded up to whole pages; the null page comes on top
-  bool real_data = true;                ///< false: no KV bytes at all
+  std::int64_t page = 64;                ///< tokens a page, 1..256
+  std::int64_t pool_tokens = 1'000'000;  ///< rounded up to whole pages; the null page comes on top
+  bool real_data = true;                 ///< false: no KV bytes at all
   /// Tokens of the longest request that will be submitted: columns of the request table.
   std::int64_t max_length = 0;
 
-  std::int64_t window = 0;      ///< > 0: a second pool whose layers look back this many tokens
-  std::int64_t swa_tokens = 0;  ///< its size; 0 = half of pool_tokens
-  int draft_layers = 0;         ///< > 0: a draft pool, whose slot p holds the KV of token p + 1
-  std::int64_t host_tokens = 0; ///< > 0: a second tier of this size; not together with `window`
+  std::int64_t window = 0;       ///< > 0: a second pool whose layers look back this many tokens
+  std::int64_t swa_tokens = 0;   ///< its size; 0 = half of pool_tokens
+  int draft_layers = 0;          ///< > 0: a draft pool, whose slot p holds the KV of token p + 1
+  std::int64_t host_tokens = 0;  ///< > 0: a second tier of this size; not together with `window`
   std::uint64_t transfer_steps = 3;  ///< steps from issuing a transfer to its landing
 
-  std::int64_t max_running = 256;  ///< requests at a time
-  std::int64_t step_tokens = 8192; ///< tokens that a forward writes at most (chunked prefill)
-  std::int64_t decode_tokens = 1;  ///< tokens that a request decodes a step (> 1: as if accepted drafts)
-  bool serial = false;             ///< one request at a time
+  std::int64_t max_running = 256;   ///< requests at a time
+  std::int64_t step_tokens = 8192;  ///< tokens that a forward writes at most (chunked prefill)
+  std::int64_t decode_tokens =
+      1;                ///< tokens that a request decodes a step (> 1: as if accepted drafts)
+  bool serial = false;  ///< one request at a time
 
   bool watch = true;  ///< false: no canary, to see what it costs
   canary::Options canary;
@@ -76,11 +80,11 @@ struct Request {
   RequestText text;
   Phase phase = Phase::waiting;
   std::int64_t row = -1;
-  std::int64_t length = 0;    ///< tokens whose KV is in the pool
-  std::int64_t produced = 0;  ///< output tokens decided
-  std::vector<std::int64_t> pages;      ///< of the full pool, in order of position
-  std::vector<RadixCache::Node> path;   ///< the cached ones among them: the first path.size()
-  std::int64_t swa_begin = 0;           ///< first page that may still have a place in the SWA pool
+  std::int64_t length = 0;             ///< tokens whose KV is in the pool
+  std::int64_t produced = 0;           ///< output tokens decided
+  std::vector<std::int64_t> pages;     ///< of the full pool, in order of position
+  std::vector<RadixCache::Node> path;  ///< the cached ones among them: the first path.size()
+  std::int64_t swa_begin = 0;          ///< first page that may still have a place in the SWA pool
   std::int64_t promised = 0;  ///< pages that its admission set aside and that it has not yet taken
   bool admitted_before = false;
 
@@ -127,7 +131,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Queues a request. `owner` > 0 and new. Throws ValueError where it can never fit the pool.
+  /// Queues a request. `owner` is new, not 0 and not kCacheOwner. Throws ValueError where it can
+  /// never fit the pool.
   void submit(canary::Owner owner, RequestText text);
   /// Throws ValueError where a request of these lengths can never be served with these options.
   static void require_fits(const EngineOptions& options, canary::Owner owner,
@@ -209,6 +214,7 @@ class Engine {
   bool take_pages(canary::Owner owner, std::int64_t count, std::vector<std::int64_t>& pages);
   void give_pages(std::span<const std::int64_t> pages);
   void give_swa(std::span<const std::int64_t> pages);
+  void hand_to_cache(std::span<const std::int64_t> pages, canary::Owner from);
   std::span<const std::int64_t> slots_of(std::span<const std::int64_t> pages,
                                          std::vector<std::int64_t>& slots) const;
 

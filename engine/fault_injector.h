@@ -1,7 +1,7 @@
 // The moments at which a fault can be injected into the engine. The engine calls them in this order
 // within a step; an injector reaches everything through the Engine: pool bytes, tables, allocators,
-// prefix cache, the monitor's raw records and ledger, and later() for what lands in a later step. It
-// registers what it does with engine.fault_log(), which then explains the violations.
+// prefix cache, the monitor's raw records and ledger, and later() for what lands in a later step.
+// It registers what it does with engine.fault_log(), which then explains the violations.
 #pragma once
 
 #include <cstdint>

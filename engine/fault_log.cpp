@@ -61,7 +61,8 @@ void FaultLog::mark_request(int fault, canary::Owner owner) {
 
 void FaultLog::unmark(int fault) {
   const auto drop = [fault](auto& table) {
-    for (auto& [key, marks] : table) std::erase_if(marks, [&](const Mark& m) { return m.fault == fault; });
+    for (auto& [key, marks] : table)
+      std::erase_if(marks, [&](const Mark& m) { return m.fault == fault; });
     std::erase_if(table, [](const auto& entry) { return entry.second.empty(); });
   };
   drop(places_);

@@ -1,5 +1,5 @@
-// What was broken on purpose, where that may show, and whether it did. The engine asks it about every
-// violation: one that no fault explains is a false alarm.
+// What was broken on purpose, where that may show, and whether it did. The engine asks it about
+// every violation: one that no fault explains is a false alarm.
 #pragma once
 
 #include <cstdint>

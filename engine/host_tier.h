@@ -1,5 +1,5 @@
-// The second tier: pages copied to host memory, each token's bytes together with its record, so that
-// what comes back can be checked.
+// The second tier: pages copied to host memory, each token's bytes together with its record, so
+// that what comes back can be checked.
 #pragma once
 
 #include <cstdint>

@@ -51,8 +51,7 @@ void model_write(const KvPool& pool, std::int64_t slot, std::uint64_t prefix_sta
   int source = 0;
   for (int l = 0; l < pool.num_layers(); ++l) {
     for (const KvSegment& s : layout.segments)
-      model_bytes(prefix_state, source++,
-                  {pool.at(l, s, slot), static_cast<std::size_t>(s.bytes)});
+      model_bytes(prefix_state, source++, {pool.at(l, s, slot), static_cast<std::size_t>(s.bytes)});
   }
   if (slot % layout.page_size != 0) return;
   for (int l = 0; l < pool.num_layers(); ++l) {

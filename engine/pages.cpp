@@ -16,8 +16,7 @@ std::span<const std::int64_t> Engine::slots_of(std::span<const std::int64_t> pag
   return slots;
 }
 
-bool Engine::take_pages(canary::Owner owner, std::int64_t count,
-                        std::vector<std::int64_t>& pages) {
+bool Engine::take_pages(canary::Owner owner, std::int64_t count, std::vector<std::int64_t>& pages) {
   if (count == 0) return true;
   std::int64_t short_full = count - allocator_.free_pages();
   std::int64_t short_swa = swa_allocator_ ? count - swa_allocator_->free_pages() : 0;
@@ -33,8 +32,7 @@ bool Engine::take_pages(canary::Owner owner, std::int64_t count,
   }
   counters_.evicted_tokens += static_cast<std::int64_t>(evicted.size()) * options_.page;
   if (!evicted.empty()) give_pages(evicted);
-  if (allocator_.free_pages() < count ||
-      (swa_allocator_ && swa_allocator_->free_pages() < count))
+  if (allocator_.free_pages() < count || (swa_allocator_ && swa_allocator_->free_pages() < count))
     return false;
 
   const std::size_t first = pages.size();
@@ -91,6 +89,23 @@ void Engine::give_swa(std::span<const std::int64_t> pages) {
   watched([&](canary::Monitor& m) { m.on_free(swa_pool_, slots); });
   faults_.freed(swa_pool_, slots, step_);
   swa_allocator_->free(swa);
+}
+
+// The cache holds these pages from now on; `from` goes on reading them.
+void Engine::hand_to_cache(std::span<const std::int64_t> pages, canary::Owner from) {
+  if (pages.empty()) return;
+  watched([&](canary::Monitor& m) {
+    const auto slots = slots_of(pages, slots_scratch_);
+    m.on_transfer(0, slots, from, kCacheOwner);
+    if (draft_pool_ >= 0) m.on_transfer(draft_pool_, slots, from, kCacheOwner);
+    if (swa_pool_ < 0) return;
+    std::vector<std::int64_t> swa;
+    for (const std::int64_t slot : slots) {
+      if (const std::int64_t s = full_to_swa_[static_cast<std::size_t>(slot)]; s != 0)
+        swa.push_back(s);
+    }
+    m.on_transfer(swa_pool_, swa, from, kCacheOwner);
+  });
 }
 
 }  // namespace serinus::engine

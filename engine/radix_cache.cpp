@@ -126,7 +126,7 @@ std::int64_t RadixCache::evict_host() {
 
 void RadixCache::check() const {
   const auto require = [](bool ok, const char* what) {
-    if (!ok) raise(errors::Page::engine_invariant, {{"what", what}});
+    if (!ok) raise(errors::Page::broken_invariant, {{"what", what}});
   };
   std::vector<std::int32_t> device(nodes_.size()), host(nodes_.size());
   std::int64_t evictable = 0, on_device = 0;

@@ -1,6 +1,6 @@
-// The prefix cache: a tree at page granularity. Every node is one full page of tokens, on the device,
-// on the host, or both. A node's key is the hash of the whole prefix that it ends, so a child is found
-// with one probe of one table, and no token is ever compared.
+// The prefix cache: a tree at page granularity. Every node is one full page of tokens, on the
+// device, on the host, or both. A node's key is the hash of the whole prefix that it ends, so a
+// child is found with one probe of one table, and no token is ever compared.
 //
 // Two sets are closed under "parent": the pages on the device, and those on the host. So eviction
 // takes leaves only, the least recently used first.
@@ -22,16 +22,16 @@ class RadixCache {
   using Node = std::int32_t;
   static constexpr Node kRoot = 0;
 
-  /// With `lookahead` 1 a key binds the token after its page too: what a draft pool needs, whose slot
-  /// p holds the KV of token p + 1.
+  /// With `lookahead` 1 a key binds the token after its page too: what a draft pool needs, whose
+  /// slot p holds the KV of token p + 1.
   explicit RadixCache(std::int64_t page_size, int lookahead = 0);
 
-  /// Appends the nodes of the longest cached prefix of `text`, first page first, at most `max_pages`:
-  /// those on the device, then those only on the host. Marks them as used now.
+  /// Appends the nodes of the longest cached prefix of `text`, first page first, at most
+  /// `max_pages`: those on the device, then those only on the host. Marks them as used now.
   void match(const RequestText& text, std::int64_t max_pages, std::vector<Node>& path);
 
   struct Inserted {
-    Node node = -1;       ///< -1: the page cannot be cached now (its node is being loaded)
+    Node node = -1;        ///< -1: the page cannot be cached now (its node is being loaded)
     bool adopted = false;  ///< the node took `page`; otherwise it has its own and `page` is spare
   };
   /// Page number `index` of `text`, whose parent is `parent`, lies in `page` of the pool.
@@ -41,7 +41,8 @@ class RadixCache {
   void lock(std::span<const Node> path);
   void unlock(std::span<const Node> path);
 
-  /// Takes the least recently used unlocked page off the device. Returns it, or -1 if there is none.
+  /// Takes the least recently used unlocked page off the device. Returns it, or -1 if there is
+  /// none.
   std::int64_t evict();
   /// Pages that evict() would give, one after the other.
   std::int64_t evictable_pages() const noexcept { return evictable_; }

@@ -30,8 +30,7 @@ RequestText::RequestText(std::uint32_t number, std::int64_t input_length,
 }
 
 RequestText::Place RequestText::place(std::int64_t position) const noexcept {
-  if (position >= shared_length_)
-    return {private_ids_, private_prefix_, position - shared_length_};
+  if (position >= shared_length_) return {private_ids_, private_prefix_, position - shared_length_};
   const auto block = static_cast<std::size_t>(position / block_tokens_);
   return {ids_[block], prefixes_[block], position % block_tokens_};
 }

@@ -1,7 +1,7 @@
 // What a request says, without ever being stored: token ids and prefix states by position, computed
-// from the block ids of a trace. A trace names blocks, not tokens, so a token is a function of (block
-// id, offset in the block), and the part that no other request can share (a partial last block, and
-// the output) of (request, offset).
+// from the block ids of a trace. A trace names blocks, not tokens, so a token is a function of
+// (block id, offset in the block), and the part that no other request can share (a partial last
+// block, and the output) of (request, offset).
 #pragma once
 
 #include <cstdint>

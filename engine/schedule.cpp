@@ -1,5 +1,5 @@
-// Who runs in a step, and with how many tokens: decodes first, then prompts chunk by chunk, then new
-// requests; the youngest is preempted when the pool is short.
+// Who runs in a step, and with how many tokens: decodes first, then prompts chunk by chunk, then
+// new requests; the youngest is preempted when the pool is short.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,9 @@ namespace serinus::engine {
 
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
 
 constexpr std::size_t kBatchMultiple = 8;  // captured graphs have few sizes: batches are padded
 
@@ -31,7 +33,7 @@ void Engine::schedule() {
   }
   if (in_batch_.empty() && transfers_.empty() && later_.empty() &&
       !(running_.empty() && waiting_.empty()))
-    raise(errors::Page::engine_invariant, {{"what", "requests wait and none can run"}});
+    raise(errors::Page::broken_invariant, {{"what", "requests wait and none can run"}});
   pad_batch();
 }
 
@@ -153,8 +155,8 @@ void Engine::add_chunk(Request& r, std::int64_t& budget) {
 
 // Pages for `tokens` more tokens of r.
 bool Engine::reserve(Request& r, std::int64_t tokens) {
-  const std::int64_t count = ceil_div(r.length + tokens, options_.page) -
-                             static_cast<std::int64_t>(r.pages.size());
+  const std::int64_t count =
+      ceil_div(r.length + tokens, options_.page) - static_cast<std::int64_t>(r.pages.size());
   if (count <= 0) return true;
   if (!take_pages(r.owner, count, r.pages)) return false;
   const std::int64_t kept = std::min(count, r.promised);
@@ -179,9 +181,8 @@ void Engine::add_to_batch(Request& r, std::int64_t tokens) {
   for (std::int64_t p = r.length; p < end; ++p) {
     batch_.input_ids.push_back(truth[p]);
     batch_.positions.push_back(p);
-    batch_.out_cache_loc.push_back(r.pages[static_cast<std::size_t>(p / options_.page)] *
-                                       options_.page +
-                                   p % options_.page);
+    batch_.out_cache_loc.push_back(
+        r.pages[static_cast<std::size_t>(p / options_.page)] * options_.page + p % options_.page);
   }
   in_batch_.push_back(&r);
 }
@@ -203,10 +204,9 @@ void Engine::attach(Request& r) {
   r.swa_begin = static_cast<std::int64_t>(r.path.size());
   if (r.length == 0) return;
   std::int32_t* truth = table_.tokens(r.row);
-  for (std::int64_t p = 0; p < r.length; ++p)
-    truth[p] = static_cast<std::int32_t>(r.text.token(p));
+  for (std::int64_t p = 0; p < r.length; ++p) truth[p] = static_cast<std::int32_t>(r.text.token(p));
   write_cells(r, 0, r.length);
-  watched([&](canary::Monitor& m) { m.on_attach(r.owner, r.row, r.length); });
+  watched([&](canary::Monitor& m) { m.on_attach(r.owner, r.row, 0, r.length); });
 }
 
 void Engine::write_cells(Request& r, std::int64_t begin, std::int64_t end) {
@@ -237,15 +237,14 @@ void Engine::after_forward() {
     ++counters_.requests;
     r.phase = Request::Phase::waiting;
   }
-  std::erase_if(running_,
-                [](const RequestPtr& r) { return r->phase == Request::Phase::waiting; });
+  std::erase_if(running_, [](const RequestPtr& r) { return r->phase == Request::Phase::waiting; });
 }
 
 // Puts the request's full pages into the prefix cache. Where another request was quicker, this one
 // reads the other's page from now on and gives its own back.
 void Engine::publish(Request& r) {
   const std::size_t first = r.path.size();
-  std::vector<std::int64_t> spare;
+  std::vector<std::int64_t> adopted, spare;
   std::int64_t repointed = -1;
   for (std::int64_t i = static_cast<std::int64_t>(first); i < r.length / options_.page; ++i) {
     std::int64_t& page = r.pages[static_cast<std::size_t>(i)];
@@ -254,6 +253,7 @@ void Engine::publish(Request& r) {
     if (in.node < 0) break;
     if (in.adopted) {
       allocator_.publish(page);
+      adopted.push_back(page);
     } else if (cache_.page(in.node) != page) {
       spare.push_back(page);
       page = cache_.page(in.node);
@@ -262,11 +262,13 @@ void Engine::publish(Request& r) {
     r.path.push_back(in.node);
     cache_.lock(std::span(&in.node, 1));
   }
+  hand_to_cache(adopted, r.owner);
   if (!spare.empty()) {
     counters_.deduplicated_tokens += static_cast<std::int64_t>(spare.size()) * options_.page;
     const std::int64_t end = static_cast<std::int64_t>(r.path.size()) * options_.page;
     write_cells(r, repointed * options_.page, end);
-    watched([&](canary::Monitor& m) { m.on_attach(r.owner, r.row, end); });
+    watched(
+        [&](canary::Monitor& m) { m.on_attach(r.owner, r.row, repointed * options_.page, end); });
     give_pages(spare);
   }
   if (host_) issue_store(r, first);

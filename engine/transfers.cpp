@@ -47,7 +47,7 @@ bool Engine::issue_load(Request& r, const std::vector<RadixCache::Node>& path,
   t.path = path;
   const auto nodes = std::span(path).subspan(on_device);
   cache_.lock(t.path);
-  if (!take_pages(r.owner, static_cast<std::int64_t>(nodes.size()), t.pages)) {
+  if (!take_pages(kCacheOwner, static_cast<std::int64_t>(nodes.size()), t.pages)) {
     cache_.unlock(t.path);
     return false;
   }
@@ -113,7 +113,7 @@ void Engine::land_load(Transfer& t) {
                           pool, slot);
       }
     }
-    watched([&](canary::Monitor& m) { m.on_load(pool, records, slots, t.owner); });
+    watched([&](canary::Monitor& m) { m.on_load(pool, records, slots, kCacheOwner); });
   }
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     cache_.set_loaded(nodes[i], t.pages[i]);

@@ -2,18 +2,17 @@
 
 #include <sys/mman.h>
 
-#include "base/raise.h"
+#include <new>
 
 namespace serinus::engine {
 
 ZeroedMemory::ZeroedMemory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   // Committed by the kernel page by page, and in huge pages where it can: a pool is read at random.
-  data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-               -1, 0);
+  data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data_ == MAP_FAILED) {
     data_ = nullptr;
-    raise(errors::Page::engine_out_of_memory, {{"got", std::to_string(bytes)}});
+    throw std::bad_alloc();
   }
   madvise(data_, bytes, MADV_HUGEPAGE);
 }

@@ -9,7 +9,7 @@ namespace serinus::engine {
 class ZeroedMemory {
  public:
   ZeroedMemory() = default;
-  /// Throws RuntimeError (with a page in the error reference) where the machine has not enough.
+  /// Throws std::bad_alloc where the machine has not enough.
   explicit ZeroedMemory(std::size_t bytes);
   ~ZeroedMemory();
   ZeroedMemory(ZeroedMemory&& o) noexcept
