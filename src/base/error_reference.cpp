@@ -1,15 +1,38 @@
-// Parses the embedded pages of errors/. The format is described in errors/README.md.
+// The error reference: the embedded pages of errors/, parsed once, and the search in them.
 #include <algorithm>
-#include <stdexcept>
+#include <cctype>
+#include <deque>
 #include <string>
 #include <vector>
 
-#include "base/error_pages.h"
+#include "base/error_page.h"
 #include "base/raise.h"
 
 namespace serinus {
 
 namespace {
+
+struct Reference {
+  std::deque<std::string> storage;
+  std::vector<ErrorEntry> by_page;  // order of errors::Page
+  std::vector<ErrorEntry> by_id;
+  std::vector<MessageTemplate> templates;  // order of by_id
+};
+
+const Reference& reference() {
+  static const Reference r = [] {
+    Reference ref;
+    std::vector<std::string> problems;  // tests/base/error_pages_test.cpp lets none through
+    for (const ErrorPageText& page : error_pages()) {
+      ref.by_page.push_back(parse_error_page(page, ref.storage, problems));
+    }
+    ref.by_id = ref.by_page;
+    std::ranges::sort(ref.by_id, {}, &ErrorEntry::id);
+    for (const ErrorEntry& e : ref.by_id) ref.templates.emplace_back(e.message);
+    return ref;
+  }();
+  return r;
+}
 
 std::string_view trim(std::string_view s) {
   const auto first = s.find_first_not_of(" \t\r\n");
@@ -17,101 +40,58 @@ std::string_view trim(std::string_view s) {
   return s.substr(first, s.find_last_not_of(" \t\r\n") - first + 1);
 }
 
-std::string_view take_line(std::string_view& rest) {
-  const auto end = rest.find('\n');
-  const std::string_view line = rest.substr(0, end);
-  rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + 1);
-  return line;
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
 }
 
-std::vector<std::string_view> split_commas(std::string_view s) {
-  std::vector<std::string_view> out;
-  while (!trim(s).empty()) {
-    const auto comma = s.find(',');
-    out.push_back(trim(s.substr(0, comma)));
-    s = comma == std::string_view::npos ? std::string_view{} : s.substr(comma + 1);
+char lower(char c) {
+  return static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+}
+
+bool same_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(a, b, [](char x, char y) { return lower(x) == lower(y); });
+}
+
+// An id or a slug, in any case; a slug also with the underscores of its constant.
+const ErrorEntry* by_name(std::string_view name) {
+  std::string slug(name.substr(0, 256));
+  std::ranges::replace(slug, '_', '-');
+  for (const ErrorEntry& e : reference().by_id) {
+    if (same_ignoring_case(name, e.id) || same_ignoring_case(slug, e.slug)) return &e;
   }
-  return out;
+  return nullptr;
 }
 
-// "- a\n- b\n" or "1. a\n2. b\n"; a line that starts otherwise continues its item.
-std::vector<std::string_view> list_items(std::string_view body) {
-  std::vector<std::string_view> out;
-  std::string_view rest = body;
-  while (!rest.empty()) {
-    const std::string_view line = take_line(rest);
-    const std::size_t mark = line.starts_with("- ") ? 2
-                             : line.find(". ") < 3  ? line.find(". ") + 2
-                                                    : 0;
-    if (mark != 0) {
-      out.push_back(line.substr(mark));
-    } else if (!out.empty() && !trim(line).empty()) {
-      const char* begin = out.back().data();
-      out.back() =
-          std::string_view(begin, static_cast<std::size_t>(line.data() + line.size() - begin));
+// The first id of the reference that stands in the text as a word.
+const ErrorEntry* by_id_within(std::string_view text) {
+  constexpr std::size_t kSize = 7;  // "SRN1001"
+  for (std::size_t i = 0; i + kSize <= text.size(); ++i) {
+    if (lower(text[i]) != 's' || !is_digit(text[i + 3])) continue;
+    const auto is_alnum = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+    if (i > 0 && is_alnum(text[i - 1])) continue;
+    if (i + kSize < text.size() && is_alnum(text[i + kSize])) continue;
+    for (const ErrorEntry& e : reference().by_id) {
+      if (same_ignoring_case(text.substr(i, kSize), e.id)) return &e;
     }
   }
-  return out;
+  return nullptr;
 }
 
-// The text between ``` fences.
-std::string_view fenced(std::string_view body) {
-  const auto open = body.find("```");
-  if (open == std::string_view::npos) return trim(body);
-  const auto start = body.find('\n', open) + 1;
-  return body.substr(start, body.find("\n```", start) - start);
-}
-
-ErrorEntry parse(const ErrorPageText& page) {
-  ErrorEntry e;
-  e.slug = page.slug;
-  std::string_view rest = page.text;
-  if (take_line(rest) != "---")
-    throw std::logic_error("error page without front matter: " + std::string(page.slug));
-  for (std::string_view line = take_line(rest); line != "---"; line = take_line(rest)) {
-    const auto colon = line.find(": ");
-    const std::string_view key = line.substr(0, colon);
-    const std::string_view value = trim(line.substr(colon + 2));
-    if (key == "id") e.id = value;
-    if (key == "title") e.title = value;
-    if (key == "message") e.message = value;
-    if (key == "exception") e.exception = value;
-    if (key == "related") e.related = split_commas(value);
-    if (key == "raised_at") e.raised_at = split_commas(value);
+// The most specific template that fits the line.
+const ErrorEntry* by_message(std::string_view line) {
+  constexpr std::size_t kLongest = 8192;
+  line = line.substr(0, kLongest);
+  const Reference& ref = reference();
+  const ErrorEntry* best = nullptr;
+  std::size_t best_size = 0;
+  for (std::size_t i = 0; i < ref.by_id.size(); ++i) {
+    const std::size_t size = ref.templates[i].literal_size();
+    if (size > best_size && ref.templates[i].matches(line)) {
+      best = &ref.by_id[i];
+      best_size = size;
+    }
   }
-  while (!rest.empty()) {
-    const auto heading = rest.find("## ");
-    if (heading == std::string_view::npos) break;
-    rest.remove_prefix(heading + 3);
-    const std::string_view title = trim(take_line(rest));
-    const auto end = rest.find("\n## ");
-    const std::string_view body = rest.substr(0, end == std::string_view::npos ? end : end + 1);
-    if (title == "Meaning") e.meaning = trim(body);
-    if (title == "Trigger") e.trigger = trim(body);
-    if (title == "Situations") e.situations = list_items(body);
-    if (title == "Solutions") e.solutions = list_items(body);
-    if (title == "Before") e.example_before = fenced(body);
-    if (title == "After") e.example_after = fenced(body);
-    if (title == "Guard") e.guard = fenced(body);
-    rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + 1);
-  }
-  return e;
-}
-
-struct Reference {
-  std::vector<ErrorEntry> by_page;  // order of errors::Page
-  std::vector<ErrorEntry> by_id;
-};
-
-const Reference& reference() {
-  static const Reference r = [] {
-    Reference ref;
-    for (const ErrorPageText& page : error_pages()) ref.by_page.push_back(parse(page));
-    ref.by_id = ref.by_page;
-    std::ranges::sort(ref.by_id, {}, &ErrorEntry::id);
-    return ref;
-  }();
-  return r;
+  return best;
 }
 
 }  // namespace
@@ -125,10 +105,30 @@ std::span<const ErrorEntry> error_reference() {
 }
 
 const ErrorEntry* find_error(std::string_view text) {
-  for (const ErrorEntry& e : error_reference()) {
-    if (trim(text) == e.id || trim(text) == e.slug) return &e;
+  constexpr std::size_t kMost = 1 << 20;  // of a log, the end
+  text = trim(text);
+  if (text.size() > kMost) text.remove_prefix(text.size() - kMost);
+  if (text.empty()) return nullptr;
+  if (const ErrorEntry* e = by_name(text)) return e;
+  if (const ErrorEntry* e = by_id_within(text)) return e;
+  // Line by line, the last one first: that is where a traceback names the error.
+  for (std::string_view rest = text; !rest.empty();) {
+    const auto newline = rest.find_last_of('\n');
+    const std::size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
+    if (const ErrorEntry* e = by_message(trim(rest.substr(begin)))) return e;
+    rest = rest.substr(0, newline == std::string_view::npos ? 0 : newline);
   }
-  return nullptr;
+  // A terminal or a mail may have broken the line.
+  std::string whole;
+  for (const char c : text.substr(0, 8192)) {
+    const bool space = c == ' ' || c == '\n' || c == '\r' || c == '\t';
+    if (!space) {
+      whole += c;
+    } else if (!whole.ends_with(' ')) {
+      whole += ' ';
+    }
+  }
+  return by_message(whole);
 }
 
 }  // namespace serinus
