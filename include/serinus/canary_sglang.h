@@ -131,7 +131,7 @@ std::uint64_t chain_hash(const Record& record) noexcept;
 /// Bytes of every slot in one buffer: slot s lies in row s / page_size, at byte
 /// (s % page_size) * num_bytes_per_token. Trailing bytes of a row are never read.
 struct RealKvSource {
-  TensorView tensor;  ///< any dtype, [rows, ...], dense within a row; rows may be strided
+  TensorView tensor;  ///< any dtype, [rows, width], dense within a row; rows may be strided
   std::int64_t page_size = 1;
   std::int64_t num_bytes_per_token = 0;  ///< a multiple of 16
   std::int64_t read_bytes = 0;           ///< a multiple of 16, at most num_bytes_per_token
@@ -204,12 +204,12 @@ struct PlanInput {
   TensorView prefix_lens;       ///< int64 [bs]: tokens already in the pool; negative = 0
   TensorView extend_seq_lens;   ///< int64 [bs]: tokens that this step writes; negative = 0
   TensorView req_to_token;      ///< int32 [rows, max_len]: slot of (row, position)
-  std::int64_t swa_window_size = 0;                     ///< 0: the whole prefix
-  std::optional<TensorView> full_to_swa_index_mapping;  ///< int64 [n]; required with a window
-  std::int64_t verify_capacity = 0;                     ///< must be that of the verify plan
+  std::int64_t swa_window_size = 0;                       ///< 0: the whole prefix
+  std::optional<TensorView> full_to_swa_index_mapping{};  ///< int64 [n]; required with a window
+  std::int64_t verify_capacity = 0;                       ///< must be that of the verify plan
   /// int32 [rows, ctx]: the tokens as the scheduler knows them, and how many of each request.
-  std::optional<TensorView> req_to_verify_expected_tokens;
-  std::optional<TensorView> req_to_verify_expected_tokens_valid_lens;  ///< int64 [bs]
+  std::optional<TensorView> req_to_verify_expected_tokens{};
+  std::optional<TensorView> req_to_verify_expected_tokens_valid_lens{};  ///< int64 [bs]
   std::int64_t kv_token_id_vs_position_offset = 0;  ///< 1 for a draft pool: slot p holds token p+1
 };
 
@@ -246,7 +246,7 @@ struct VerifyOrWriteContext {
   /// int64 [1], beyond SGLang's interface: entries that named a slot outside the buffer or outside
   /// a source (their own, their predecessor's, or their row's seed). They are skipped: counted in
   /// slot_run_counter, no row in the ring, nothing read or written.
-  std::optional<TensorView> out_of_range_counter;
+  std::optional<TensorView> out_of_range_counter{};
 };
 
 /// Checks every entry of the plan against the records: chain (from the predecessor's record),
@@ -260,8 +260,8 @@ struct WriteInput {
   TensorView input_ids, positions;
   TensorView out_cache_loc;  ///< slots; negative = not written
   bool enable_write_input_assert = false;
-  std::optional<TensorView> expected_input_tokens;  ///< both with the assert on, none with it off
-  std::optional<TensorView> expected_input_positions;
+  std::optional<TensorView> expected_input_tokens{};  ///< both with the assert on, none with it off
+  std::optional<TensorView> expected_input_positions{};
 };
 
 /// Stamps the new tokens' slots. Records hold the actual values, whatever the checks say. The seeds

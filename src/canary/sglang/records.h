@@ -1,0 +1,101 @@
+// What verify and write share on the CPU: records by slot, and the ring.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "canary/sglang/hash.h"
+#include "canary/sglang/params.h"
+
+namespace serinus::canary::sglang {
+
+constexpr std::uint64_t u64(std::int64_t x) noexcept {
+  return static_cast<std::uint64_t>(x);
+}
+constexpr std::int64_t i64(std::uint64_t x) noexcept {
+  return static_cast<std::int64_t>(x);
+}
+
+/// 0 <= i < n, for any i; n >= 0.
+constexpr bool within(std::int64_t i, std::int64_t n) noexcept {
+  return u64(i) < u64(n);
+}
+
+/// A slot of the full pool in the SWA pool's numbering: negative stays, beyond the mapping takes
+/// its last entry, as on the GPU. `size` > 0.
+constexpr std::int64_t translate(const std::int64_t* mapping, std::int64_t size,
+                                 std::int64_t slot) noexcept {
+  return slot < 0 ? slot : mapping[slot < size ? slot : size - 1];
+}
+
+/// Records need not be aligned: the buffer is bytes.
+inline Record load(const ContextParams& c, std::int64_t slot) noexcept {
+  Record r;
+  std::memcpy(&r, c.records + slot * c.stride, sizeof r);
+  return r;
+}
+inline void store(const ContextParams& c, std::int64_t slot, const Record& r) noexcept {
+  std::memcpy(c.records + slot * c.stride, &r, sizeof r);
+}
+/// Asks for a record's cache line; any slot.
+template <int kForWrite>
+inline void prefetch(const ContextParams& c, std::int64_t slot) noexcept {
+  if (within(slot, c.num_slots)) __builtin_prefetch(c.records + slot * c.stride, kForWrite, 3);
+}
+
+inline std::uint64_t hash_of(const Record& r) noexcept {
+  return hash::mix3(u64(r.prev_hash), u64(r.token), u64(r.position));
+}
+
+/// What a range of entries adds to the ring and the counters. Ranges are counted apart and
+/// committed in order, so that nothing depends on how the work was split.
+struct Tally {
+  std::vector<ViolationRow> rows;  ///< the first ones; no more than the ring holds
+  std::int64_t violations = 0;
+  std::int64_t entries = 0;
+  std::int64_t out_of_range = 0;
+
+  void add(const ContextParams& c, const ViolationRow& row) {
+    ++violations;
+    if (static_cast<std::int64_t>(rows.size()) < c.ring_capacity) rows.push_back(row);
+  }
+
+  /// As if the entries of `later` had been added here.
+  void append(const ContextParams& c, const Tally& later) {
+    const auto room = c.ring_capacity - static_cast<std::int64_t>(rows.size());
+    const auto taken = std::min<std::int64_t>(room, static_cast<std::int64_t>(later.rows.size()));
+    rows.insert(rows.end(), later.rows.begin(), later.rows.begin() + taken);
+    violations += later.violations;
+    entries += later.entries;
+    out_of_range += later.out_of_range;
+  }
+
+  void commit(const ContextParams& c) const noexcept {
+    // The counter wraps as the GPU's does; a negative one stores nothing.
+    auto count = static_cast<std::uint32_t>(*c.violation_write_index);
+    for (const ViolationRow& row : rows) {
+      const auto at = static_cast<std::int32_t>(count++);
+      if (within(at, c.ring_capacity)) std::memcpy(c.ring + at, &row, sizeof row);
+    }
+    count += static_cast<std::uint32_t>(violations - static_cast<std::int64_t>(rows.size()));
+    *c.violation_write_index = static_cast<std::int32_t>(count);
+    add_to(c.slot_run_counter, entries);
+    if (c.out_of_range_counter != nullptr) add_to(c.out_of_range_counter, out_of_range);
+  }
+
+  static void add_to(std::int64_t* counter, std::int64_t n) noexcept {
+    *counter = i64(u64(*counter) + u64(n));
+  }
+};
+
+// real_kv.cpp
+/// Whether the bytes of `slot` lie within every source. `slot` >= 0.
+bool has_bytes(const ContextParams& c, std::int64_t slot) noexcept;
+/// out[i] = fingerprint of slots[i], which has_bytes(). Several slots are folded side by side,
+/// since each fold is one long dependent chain.
+void fold(const ContextParams& c, const std::int64_t* slots, std::int64_t count,
+          std::uint64_t* out) noexcept;
+
+}  // namespace serinus::canary::sglang
