@@ -1,0 +1,145 @@
+// The CPU backend's rate on one thread against OpenBLAS's own sgemm, in one run:
+//
+//   bench_sparse_mla [--json FILE] [--seconds N]
+//
+// The work is h_q 64, d_qk 576, topk 2048 over rows scattered in 151 MB; sgemm is 2048 x 64 x 576
+// with warm operands. FLOP = 2 s_q h_q topk (d_qk + 512). Rounds of both take turns, so that a busy
+// machine slows both; medians of the rounds.
+#include <cblas.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "sparse_mla/cpu/kernels.h"
+
+extern "C" {
+char* openblas_get_corename(void);
+void openblas_set_num_threads(int);
+}
+
+namespace {
+
+using namespace serinus;
+
+constexpr std::int64_t kHeads = 64, kDQk = 576, kTopk = 2048, kRows = 262144, kTokens = 4;
+
+double seconds_of(const auto& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median(std::vector<double> x) {
+  std::ranges::sort(x);
+  return x[x.size() / 2];
+}
+
+// Codes of unit-normal values, near enough: any finite code.
+std::vector<std::uint8_t> random_codes(std::size_t n, std::mt19937& random) {
+  std::vector<std::uint8_t> codes(n);
+  for (std::uint8_t& c : codes) {
+    c = static_cast<std::uint8_t>((random() & 0x80u) | (0x28u + random() % 0x18u));
+  }
+  return codes;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // An inherited choice of kernel can halve sgemm: OpenBLAS is to take its best one. It reads the
+  // variable when it is loaded, so start again without it.
+  if (std::getenv("OPENBLAS_CORETYPE") != nullptr) {
+    std::fprintf(stderr, "unset OPENBLAS_CORETYPE first: it chooses OpenBLAS's kernel\n");
+    return 2;
+  }
+  std::string json;
+  double budget = 20;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+    if (std::strcmp(argv[i], "--seconds") == 0) budget = std::atof(argv[i + 1]);
+  }
+  openblas_set_num_threads(1);
+
+  std::mt19937 random(1);
+  std::vector<std::uint8_t> q = random_codes(kTokens * kHeads * kDQk, random);
+  std::vector<std::uint8_t> kv = random_codes(kRows * kDQk + 64, random);
+  std::vector<std::int32_t> indices(kTokens * kTopk);
+  for (std::int32_t& i : indices) i = static_cast<std::int32_t>(random() % kRows);
+  std::vector<std::uint16_t> out(kTokens * kHeads * 512);
+  std::vector<float> max_logits(kTokens * kHeads), lse(kTokens * kHeads);
+  const float one = 1;
+  sparse_mla::Params p;
+  p.s_q = kTokens;
+  p.s_kv = kRows;
+  p.h_q = kHeads;
+  p.d_qk = kDQk;
+  p.topk = kTopk;
+  p.q = q.data();
+  p.stride_q_s_q = kHeads * kDQk;
+  p.stride_q_h_q = kDQk;
+  p.kv = kv.data();
+  p.stride_kv_s_kv = kDQk;
+  p.indices = indices.data();
+  p.stride_indices_s_q = kTopk;
+  p.sm_scale = 1 / std::sqrt(static_cast<float>(kDQk));
+  p.q_scale = p.kv_scale = &one;
+  p.out = out.data();
+  p.max_logits = max_logits.data();
+  p.lse = lse.data();
+
+  constexpr int kM = 2048, kN = 64, kK = 576;
+  std::vector<float> a(kM * kK), b(kN * kK), c(kM * kN);
+  for (float& x : a) x = static_cast<float>(random() % 256) / 256;
+  for (float& x : b) x = static_cast<float>(random() % 256) / 256;
+  const auto sgemm = [&] {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, kM, kN, kK, 1, a.data(), kK, b.data(), kK,
+                0, c.data(), kN);
+  };
+
+  const auto paths = sparse_mla::cpu_paths();
+  std::vector<std::vector<double>> times(paths.size());
+  std::vector<double> sgemm_times;
+  sgemm();
+  for (double spent = 0; spent < budget;) {
+    spent += seconds_of([&] {
+      for (int i = 0; i < 20; ++i) sgemm_times.push_back(seconds_of(sgemm));
+      for (std::size_t i = 0; i < paths.size(); ++i) {
+        if (i > 1 && times[i].size() >= 3) continue;  // the slow ones need no precision
+        times[i].push_back(seconds_of([&] { sparse_mla::run_cpu_on(*paths[i], p, 1); }));
+      }
+    });
+  }
+  const double sgemm_rate = 2.0 * kM * kN * kK / median(sgemm_times) * 1e-9;
+  const double flop = 2.0 * kTokens * kHeads * kTopk * (kDQk + 512);
+  fmt::print("OpenBLAS core {}: sgemm {}x{}x{} {:.1f} GFLOPS\n", openblas_get_corename(), kM, kN,
+             kK, sgemm_rate);
+  std::string rows;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const double rate = flop / median(times[i]) * 1e-9;
+    fmt::print("{:<16} {:7.1f} GFLOPS, {:.2f} of sgemm ({} rounds)\n", paths[i]->name, rate,
+               rate / sgemm_rate, times[i].size());
+    rows += fmt::format("{}{{\"path\": \"{}\", \"gflops\": {:.2f}, \"of_sgemm\": {:.3f}}}",
+                        i == 0 ? "" : ", ", paths[i]->name, rate, rate / sgemm_rate);
+  }
+  if (!json.empty()) {
+    std::ofstream file(json);
+    file << fmt::format(
+        "{{\"bench\": \"sparse_mla\", \"openblas_core\": \"{}\", \"sgemm_gflops\": {:.2f}, "
+        "\"paths\": [{}]}}\n",
+        openblas_get_corename(), sgemm_rate, rows);
+    if (!file.flush()) {
+      std::fprintf(stderr, "cannot write %s\n", json.c_str());
+      return 3;
+    }
+  }
+  return 0;
+}
