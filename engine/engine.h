@@ -110,7 +110,8 @@ struct EnginePool {
 
 /// What happened so far. Tokens, unless said otherwise.
 struct Counters {
-  std::int64_t requests = 0;  ///< finished
+  std::int64_t requests = 0;         ///< finished
+  std::int64_t finished_tokens = 0;  ///< of those, prompts and outputs
   std::int64_t aborted = 0, preemptions = 0;
   std::int64_t input_tokens = 0;       ///< of admitted requests
   std::int64_t tokens_written = 0;     ///< KV written by forwards

@@ -225,16 +225,20 @@ void Engine::after_forward() {
     const bool prefill = r.produced == 0 || batch_.extend_lens[i] > options_.decode_tokens;
     r.length += batch_.extend_lens[i];
     counters_.tokens_written += batch_.extend_lens[i];
-    if (r.length == r.known())
+    bool finished = false;
+    if (r.length == r.known()) {
       r.produced += std::min(options_.decode_tokens, r.text.output_length() - r.produced);
-    if (r.length < r.known()) {
+      finished = r.produced == r.text.output_length();  // its last token is never fed back
+    }
+    if (!finished) {
       if (prefill && swa_pool_ < 0) publish(r);
       leave_window(r);
       continue;
     }
-    publish(r);  // nothing more to say: finished
+    publish(r);
     leave(r);
     ++counters_.requests;
+    counters_.finished_tokens += r.text.total_length();
     r.phase = Request::Phase::waiting;
   }
   std::erase_if(running_, [](const RequestPtr& r) { return r->phase == Request::Phase::waiting; });
