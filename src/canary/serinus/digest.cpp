@@ -176,7 +176,6 @@ void digest_slots(std::span<const PreparedSource> sources, std::int64_t page_siz
 std::vector<PreparedSource> prepare(std::span<const Source> sources) {
   std::vector<PreparedSource> out;
   for (const Source& s : sources) {
-    if (s.bytes <= 0) continue;
     out.push_back({s.base + s.offset, s.page_stride, s.token_stride, s.bytes,
                    hash::source_key(s.key_offset)});
   }

@@ -1,0 +1,65 @@
+// What a record format does at each call of the Monitor. The Monitor has checked the arguments, and
+// calls nothing in Mode::none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include <serinus/canary.h>
+
+#include "canary/reporter.h"
+#include "canary/tables.h"
+
+namespace serinus::canary {
+
+class Backend {
+ public:
+  Backend(const Options& options, Reporter& reporter) : options_(options), reporter_(reporter) {}
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  virtual void add_pool(const PoolSpec& spec) = 0;
+
+  virtual void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) = 0;
+  virtual void on_free(int pool, std::span<const std::int64_t> slots, Owner owner) = 0;
+  virtual void on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) = 0;
+  virtual void on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end) = 0;
+  virtual void on_release(Owner owner) = 0;
+  virtual void on_move(int pool, std::span<const std::int64_t> from,
+                       std::span<const std::int64_t> to) = 0;
+  virtual void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                        std::span<std::uint32_t> source_digests) = 0;
+  virtual void on_load(int pool, std::span<const Record> records,
+                       std::span<const std::int64_t> slots, Owner owner,
+                       std::span<const std::uint32_t> source_digests) = 0;
+
+  virtual void head(const Batch& batch) = 0;
+  virtual void tail(const Batch& batch) = 0;
+  virtual void sweep() = 0;
+  virtual void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                          std::int64_t end, const Batch& tables) = 0;
+  virtual void stamp(const Batch& batch) = 0;
+  virtual void flush() = 0;
+  virtual std::uint64_t request_digest(std::int64_t row, std::int64_t length,
+                                       const Batch& tables) const = 0;
+
+  virtual std::span<Record> records(int pool) = 0;
+  virtual std::span<LedgerEntry> ledger(int pool) = 0;
+  virtual SlotState state(int pool, std::int64_t slot) const = 0;
+  virtual std::int64_t num_sources(int pool) const = 0;
+  virtual void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) = 0;
+
+  /// Counters of this backend; the Monitor adds what the reporter and the clock know.
+  Stats stats;
+  std::uint64_t step = 0;
+
+ protected:
+  const Options& options_;
+  Reporter& reporter_;
+};
+
+std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter);
+
+}  // namespace serinus::canary

@@ -1,0 +1,311 @@
+// The Monitor: checks what the caller hands over, then lets the record format's backend work.
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "base/raise.h"
+#include "canary/backend.h"
+#include "canary/reporter.h"
+#include "canary/serinus/digest.h"
+
+namespace serinus::canary {
+
+namespace {
+
+void check_options(const Options& o) {
+  const auto at_least = [](const char* name, std::int64_t got, std::int64_t least) {
+    if (got >= least) return;
+    raise(errors::Page::canary_option,
+          {{"name", name}, {"least", std::to_string(least)}, {"got", std::to_string(got)}});
+  };
+  at_least("records_per_step", o.records_per_step, 1);
+  at_least("bytes_per_step", o.bytes_per_step, 1);
+  at_least("sweep_interval", o.sweep_interval, 0);
+  at_least("ring_capacity", o.ring_capacity, 1);
+  at_least("threads", o.threads, 0);
+}
+
+void check_pool(const PoolSpec& p, const Options& options) {
+  const auto require = [&](bool ok, const std::string& problem) {
+    if (!ok) raise(errors::Page::canary_pool, {{"name", p.name}, {"got", problem}});
+  };
+  // Slot numbers are int32 in every engine's tables.
+  require(p.num_slots >= 1 && p.num_slots <= std::numeric_limits<std::int32_t>::max(),
+          "num_slots " + std::to_string(p.num_slots) + " is not in [1, 2^31)");
+  require(p.num_layers >= 1, "num_layers " + std::to_string(p.num_layers) + " is not positive");
+  require(p.layout.page_size >= 1,
+          "the layout's page_size " + std::to_string(p.layout.page_size) + " is not positive");
+  require(p.window >= 0, "window " + std::to_string(p.window) + " is negative");
+  if (options.depth == Depth::none) return;
+  const std::size_t want =
+      static_cast<std::size_t>(p.num_layers) * static_cast<std::size_t>(p.layout.num_buffers());
+  require(p.buffers.size() == want, std::to_string(p.buffers.size()) +
+                                        " buffers where layers and layout need " +
+                                        std::to_string(want) + " (Depth::none needs none)");
+  require(!p.layout.segments.empty(), "the layout has no segments");
+  for (const KvSegment& s : p.layout.segments) {
+    require(s.buffer >= 0 && s.buffer < p.layout.num_buffers(),
+            "segment " + s.name + " lies in no buffer");
+    require(s.bytes >= 1 && s.offset >= 0 && s.token_stride >= 0,
+            "segment " + s.name + " has no sensible place");
+  }
+  for (const KvBuffer& b : p.buffers) {
+    require(b.data != nullptr && b.bytes >= 0 && b.page_stride >= 0, "a buffer is null");
+  }
+}
+
+}  // namespace
+
+struct Monitor::Impl {
+  explicit Impl(Options o) : options(o), reporter(o.ring_capacity, o.mode) {
+    if (options.mode != Mode::none) backend = make_serinus_backend(options, reporter);
+  }
+
+  bool on() const noexcept { return backend != nullptr; }
+
+  void check_pool_number(int pool) const {
+    if (pool < 0 || static_cast<std::size_t>(pool) >= pools.size()) {
+      raise(errors::Page::canary_no_such_pool,
+            {{"got", std::to_string(pool)}, {"count", std::to_string(pools.size())}});
+    }
+  }
+  static void check_same(const char* name, std::size_t got, const char* as, std::size_t want) {
+    if (got != want) {
+      raise(errors::Page::canary_lengths_differ, {{"name", name},
+                                                  {"got", std::to_string(got)},
+                                                  {"as", as},
+                                                  {"want", std::to_string(want)}});
+    }
+  }
+  static void check_owner(Owner owner) {
+    if (owner == 0) raise(errors::Page::canary_owner, {{"name", "owner"}, {"got", "0"}});
+  }
+  void check_digests(const char* name, int pool, std::size_t got, std::size_t slots) const {
+    if (got == 0) return;
+    check_same(name, got, "slots x num_sources",
+               slots * static_cast<std::size_t>(backend->num_sources(pool)));
+  }
+
+  /// Runs one call, adding its time to `seconds`, and publishes the counters.
+  template <class F>
+  void timed(double Stats::* seconds, F&& f) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (seconds != nullptr) backend->stats.*seconds += took.count();
+    const std::lock_guard lock(mutex);
+    published = backend->stats;
+  }
+
+  Options options;
+  Reporter reporter;
+  std::deque<PoolSpec> pools;
+  std::unique_ptr<Backend> backend;
+  mutable std::mutex mutex;
+  Stats published;
+};
+
+Monitor::Monitor(Options options) {
+  check_options(options);
+  impl_ = std::make_unique<Impl>(options);
+}
+Monitor::~Monitor() = default;
+Monitor::Monitor(Monitor&&) noexcept = default;
+Monitor& Monitor::operator=(Monitor&&) noexcept = default;
+
+int Monitor::add_pool(PoolSpec spec) {
+  check_pool(spec, impl_->options);
+  if (impl_->options.depth != Depth::none) {
+    // Every byte of every slot must be there: after this, no digest asks again.
+    for (const Source& s : sources_of(spec.layout, spec.num_layers, spec.buffers)) {
+      for (const std::int64_t slot :
+           {spec.num_slots - 1, std::min(spec.num_slots, spec.num_slots / spec.layout.page_size *
+                                                             spec.layout.page_size) -
+                                    1}) {
+        if (slot >= 0 && !holds(s, spec.layout.page_size, slot)) {
+          raise(errors::Page::canary_pool,
+                {{"name", spec.name},
+                 {"got", "slot " + std::to_string(slot) + " ends beyond a buffer of " +
+                             std::to_string(s.buffer_bytes) + " bytes"}});
+        }
+      }
+    }
+  }
+  impl_->pools.push_back(std::move(spec));
+  impl_->reporter.add_pool_name(impl_->pools.back().name);
+  if (impl_->on()) impl_->backend->add_pool(impl_->pools.back());
+  return static_cast<int>(impl_->pools.size()) - 1;
+}
+
+void Monitor::on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) {
+  impl_->check_pool_number(pool);
+  Impl::check_owner(owner);
+  if (impl_->on()) impl_->backend->on_alloc(pool, slots, owner);
+}
+
+void Monitor::on_free(int pool, std::span<const std::int64_t> slots, Owner owner) {
+  impl_->check_pool_number(pool);
+  if (impl_->on()) impl_->backend->on_free(pool, slots, owner);
+}
+
+void Monitor::on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) {
+  impl_->check_pool_number(pool);
+  Impl::check_owner(from);
+  Impl::check_owner(to);
+  if (impl_->on()) impl_->backend->on_transfer(pool, slots, from, to);
+}
+
+void Monitor::on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end) {
+  Impl::check_owner(owner);
+  if (impl_->on()) impl_->backend->on_attach(owner, row, begin, end);
+}
+
+void Monitor::on_release(Owner owner) {
+  if (impl_->on()) impl_->backend->on_release(owner);
+}
+
+void Monitor::on_move(int pool, std::span<const std::int64_t> from,
+                      std::span<const std::int64_t> to) {
+  impl_->check_pool_number(pool);
+  Impl::check_same("to", to.size(), "from", from.size());
+  if (impl_->on()) impl_->backend->on_move(pool, from, to);
+}
+
+void Monitor::on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                       std::span<std::uint32_t> source_digests) {
+  impl_->check_pool_number(pool);
+  Impl::check_same("records", records.size(), "slots", slots.size());
+  if (!impl_->on()) return;
+  impl_->check_digests("source_digests", pool, source_digests.size(), slots.size());
+  impl_->backend->on_store(pool, slots, records, source_digests);
+}
+
+void Monitor::on_load(int pool, std::span<const Record> records,
+                      std::span<const std::int64_t> slots, Owner owner,
+                      std::span<const std::uint32_t> source_digests) {
+  impl_->check_pool_number(pool);
+  Impl::check_same("records", records.size(), "slots", slots.size());
+  Impl::check_owner(owner);
+  if (!impl_->on()) return;
+  impl_->check_digests("source_digests", pool, source_digests.size(), slots.size());
+  impl_->backend->on_load(pool, records, slots, owner, source_digests);
+}
+
+void Monitor::begin_step(const Batch& batch, Stream) {
+  check_batch(batch, impl_->pools.size());
+  if (!impl_->on()) return;
+  impl_->timed(&Stats::seconds_head, [&] { impl_->backend->head(batch); });
+}
+
+void Monitor::end_step(const Batch& batch, Stream) {
+  check_batch(batch, impl_->pools.size());
+  if (!impl_->on()) return;
+  impl_->timed(&Stats::seconds_tail, [&] { impl_->backend->tail(batch); });
+  impl_->timed(&Stats::seconds_sweep, [&] {
+    impl_->backend->sweep();
+    ++impl_->backend->step;
+    ++impl_->backend->stats.steps;
+  });
+  if (impl_->options.mode != Mode::raise) return;
+  const std::string first = impl_->reporter.first_since_last_call();
+  if (!first.empty()) raise(errors::Page::canary_violation, {{"got", first}});
+}
+
+void Monitor::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                         std::int64_t end, const Batch& tables) {
+  check_batch(tables, impl_->pools.size());
+  if (!impl_->on()) return;
+  impl_->timed(nullptr,
+               [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables); });
+}
+
+void Monitor::stamp_now(const Batch& batch) {
+  check_batch(batch, impl_->pools.size());
+  if (!impl_->on()) return;
+  impl_->timed(nullptr, [&] { impl_->backend->stamp(batch); });
+}
+
+std::uint64_t Monitor::request_digest(std::int64_t row, std::int64_t length,
+                                      const Batch& tables) const {
+  check_batch(tables, impl_->pools.size());
+  return impl_->on() ? impl_->backend->request_digest(row, length, tables) : 0;
+}
+
+void Monitor::on_rank_digests(Owner owner, std::int64_t row,
+                              std::span<const std::uint64_t> digests) {
+  if (!impl_->on() || impl_->pools.empty()) return;
+  for (std::size_t i = 1; i < digests.size(); ++i) {
+    if (digests[i] == digests[0]) continue;
+    Violation v;
+    v.reasons = Reason::digest_differs_across_ranks;
+    v.format = impl_->options.format;
+    v.request = owner;
+    v.row = row;
+    v.expected_digest = digests[0];
+    v.stored_digest = digests[i];
+    v.first_step = v.last_step = impl_->backend->step;
+    impl_->reporter.report(std::move(v), owner);
+    return;
+  }
+}
+
+std::vector<Violation> Monitor::poll() {
+  return impl_->reporter.take();
+}
+
+void Monitor::flush() {
+  if (!impl_->on()) return;
+  impl_->timed(&Stats::seconds_sweep, [&] { impl_->backend->flush(); });
+}
+
+Monitor::Tainted Monitor::tainted() {
+  return impl_->reporter.take_tainted();
+}
+
+Stats Monitor::stats() const {
+  Stats s;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    s = impl_->published;
+  }
+  const Reporter::Counts counts = impl_->reporter.counts();
+  s.violations = counts.violations;
+  s.sightings = counts.sightings;
+  s.dropped = counts.dropped;
+  return s;
+}
+
+std::span<Record> Monitor::records(int pool) {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->records(pool) : std::span<Record>{};
+}
+
+std::span<LedgerEntry> Monitor::ledger(int pool) {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->ledger(pool) : std::span<LedgerEntry>{};
+}
+
+const PoolSpec& Monitor::pool(int pool) const {
+  impl_->check_pool_number(pool);
+  return impl_->pools[static_cast<std::size_t>(pool)];
+}
+
+SlotState Monitor::state(int pool, std::int64_t slot) const {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->state(pool, slot) : SlotState::free;
+}
+
+std::int64_t Monitor::num_sources(int pool) const {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->num_sources(pool) : 0;
+}
+
+void Monitor::set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) {
+  impl_->check_pool_number(pool);
+  if (impl_->on()) impl_->backend->set_sweep_source(pool, std::move(source));
+}
+
+}  // namespace serinus::canary

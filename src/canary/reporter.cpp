@@ -1,0 +1,118 @@
+#include "canary/reporter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <serinus/log.h>
+
+namespace serinus::canary {
+
+Reporter::Reporter(std::int64_t capacity, Mode mode)
+    : capacity_(static_cast<std::size_t>(capacity)), mode_(mode) {}
+
+void Reporter::add_pool_name(std::string name) {
+  const std::lock_guard lock(mutex_);
+  pool_names_.push_back(std::move(name));
+}
+
+std::size_t Reporter::KeyHash::operator()(const Key& k) const noexcept {
+  std::uint64_t h = static_cast<std::uint64_t>(k.slot) * 0x9E3779B97F4A7C15u;
+  h = (h ^ (h >> 32) ^ k.life) * 0xC2B2AE3D27D4EB4Fu;
+  h = (h ^ (h >> 29) ^ static_cast<std::uint64_t>(k.pool)) * 0xD6E8FEB86659FD93u;
+  return static_cast<std::size_t>(h ^ (h >> 32));
+}
+
+void Reporter::report(Violation v, std::uint64_t life) {
+  std::string line;
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_.sightings;
+    const Key key{v.slot, life, v.pool};
+    auto found = seen_.find(key);
+    if (found == seen_.end()) {
+      // A bounded memory of faults: when it is full of faults that were handed out, it starts over.
+      if (pending_.size() >= capacity_) {
+        ++counts_.dropped;
+        return;
+      }
+      if (seen_.size() >= 64 * capacity_) {
+        std::erase_if(seen_, [&](const auto& s) { return s.second.round != round_; });
+      }
+      ++counts_.violations;
+      seen_.emplace(key, Seen{v, round_, pending_.size()});
+      pending_.push_back(v);
+      if (v.slot >= 0) tainted_slots_.emplace(v.pool, v.slot);
+      if (v.request != 0) tainted_requests_.insert(v.request);
+      line = to_text(v, pool_names_[static_cast<std::size_t>(v.pool)]);
+      if (first_.empty()) first_ = line;
+    } else {
+      Seen& s = found->second;
+      const bool more = (s.violation.reasons | v.reasons) != s.violation.reasons;
+      // What one sighting could not know, another can.
+      Violation merged = s.violation;
+      merged.reasons |= v.reasons;
+      merged.last_step = v.last_step;
+      ++merged.count;
+      const auto fill = [](auto& to, const auto& from, auto unknown) {
+        if (to == unknown) to = from;
+      };
+      fill(merged.expected_token, v.expected_token, -1);
+      fill(merged.expected_position, v.expected_position, -1);
+      fill(merged.stored_token, v.stored_token, -1);
+      fill(merged.stored_position, v.stored_position, -1);
+      fill(merged.expected_chain, v.expected_chain, 0u);
+      fill(merged.stored_chain, v.stored_chain, 0u);
+      fill(merged.expected_digest, v.expected_digest, 0u);
+      fill(merged.stored_digest, v.stored_digest, 0u);
+      fill(merged.request, v.request, 0u);
+      fill(merged.row, v.row, -1);
+      if (merged.layer < 0) {
+        merged.layer = v.layer;
+        merged.segment = v.segment;
+      }
+      s.violation = merged;
+      if (v.request != 0) tainted_requests_.insert(v.request);
+      if (s.round == round_) {
+        pending_[s.index] = std::move(merged);
+      } else if (more && pending_.size() < capacity_) {
+        s.round = round_;
+        s.index = pending_.size();
+        pending_.push_back(std::move(merged));
+      }
+    }
+  }
+  if (!line.empty() && mode_ != Mode::none) log(LogLevel::error, line);
+}
+
+void Reporter::forget(int pool, std::int64_t slot, std::uint64_t life) {
+  const std::lock_guard lock(mutex_);
+  seen_.erase({slot, life, pool});
+}
+
+std::vector<Violation> Reporter::take() {
+  const std::lock_guard lock(mutex_);
+  ++round_;
+  return std::exchange(pending_, {});
+}
+
+Monitor::Tainted Reporter::take_tainted() {
+  const std::lock_guard lock(mutex_);
+  Monitor::Tainted t;
+  t.slots.assign(tainted_slots_.begin(), tainted_slots_.end());
+  t.requests.assign(tainted_requests_.begin(), tainted_requests_.end());
+  tainted_slots_.clear();
+  tainted_requests_.clear();
+  return t;
+}
+
+Reporter::Counts Reporter::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+std::string Reporter::first_since_last_call() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(first_, {});
+}
+
+}  // namespace serinus::canary

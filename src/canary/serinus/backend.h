@@ -1,0 +1,96 @@
+// The serinus format: what the Monitor's calls do to records and ledger.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "canary/backend.h"
+#include "canary/serinus/pool.h"
+
+namespace serinus::canary {
+
+/// What the ledger knows about a request that reads.
+struct Reader {
+  struct Segment {
+    std::int64_t begin = 0, end = 0;
+    std::uint32_t epoch = 0;
+  };
+  struct Due {
+    std::int64_t row = 0, begin = 0, end = 0;
+    std::vector<bool> done;  ///< by pool
+  };
+  std::vector<Segment> attached;     ///< disjoint, ordered
+  std::vector<Due> due;              ///< attached, not verified yet
+  std::vector<std::int64_t> cursor;  ///< rolling verification, by pool
+
+  void attach(std::int64_t begin, std::int64_t end, std::uint32_t epoch);
+  const Segment* covering(std::int64_t cell) const noexcept;
+};
+
+class SerinusBackend final : public Backend {
+ public:
+  using Backend::Backend;
+
+  void add_pool(const PoolSpec& spec) override;
+  void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) override;
+  void on_free(int pool, std::span<const std::int64_t> slots, Owner owner) override;
+  void on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) override;
+  void on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end) override;
+  void on_release(Owner owner) override;
+  void on_move(int pool, std::span<const std::int64_t> from,
+               std::span<const std::int64_t> to) override;
+  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                std::span<std::uint32_t> source_digests) override;
+  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
+               Owner owner, std::span<const std::uint32_t> source_digests) override;
+  void head(const Batch& batch) override;
+  void tail(const Batch& batch) override;
+  void sweep() override;
+  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                  std::int64_t end, const Batch& tables) override;
+  void stamp(const Batch& batch) override;
+  void flush() override;
+  std::uint64_t request_digest(std::int64_t row, std::int64_t length,
+                               const Batch& tables) const override;
+  std::span<Record> records(int pool) override { return at(pool).records.span(); }
+  std::span<LedgerEntry> ledger(int pool) override { return at(pool).ledger.span(); }
+  SlotState state(int pool, std::int64_t slot) const override;
+  std::int64_t num_sources(int pool) const override {
+    return static_cast<std::int64_t>(at(pool).sources.size());
+  }
+  void set_sweep_source(int, std::function<void(std::vector<SweepEntry>&)>) override {}
+
+ private:
+  struct Walk;     // one request's cells in one pool
+  struct Pending;  // slots whose bytes are still to be compared
+
+  Pool& at(int pool) { return pools_[static_cast<std::size_t>(pool)]; }
+  const Pool& at(int pool) const { return pools_[static_cast<std::size_t>(pool)]; }
+  std::vector<int> pools_of(const Batch& batch) const;
+  std::int64_t records_a_step(const Pool& pool) const;
+
+  /// A violation at a slot of the pool, with what records and ledger say about it.
+  Violation describe(int pool, std::int64_t slot, Moment moment, Reason reasons) const;
+  void report(Violation v);
+  void report_out_of_range(int pool, std::int64_t slot, Moment moment, Owner owner,
+                           std::int64_t row, std::int64_t cell);
+
+  void verify_batch(const Batch& batch, Moment moment);
+  void verify_due(const Batch& batch);
+  void verify_fresh();
+  void verify_cells(int pool, Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                    std::int64_t end, const Table& table, const Table& expected,
+                    std::int64_t valid);
+  void verify_slots(int pool, Moment moment, std::span<const std::int64_t> slots);
+  void verify_null(int pool, Moment moment);
+  void compare_bytes(int pool, Pending& pending);
+  void digest(const Pool& pool, std::span<const std::int64_t> slots,
+              std::vector<std::uint64_t>& digests, std::vector<std::uint64_t>* contributions) const;
+
+  std::deque<Pool> pools_;
+  std::unordered_map<Owner, Reader> readers_;
+  std::uint32_t epoch_ = 0;
+};
+
+}  // namespace serinus::canary

@@ -1,0 +1,95 @@
+// One pool's memory in the serinus format: records, ledger, seals, and what is due.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include <serinus/canary.h>
+
+#include "canary/serinus/digest.h"
+#include "canary/serinus/hash.h"
+
+namespace serinus::canary {
+
+/// An array of zeros that costs only the pages that are touched.
+template <class T>
+class ZeroArray {
+ public:
+  explicit ZeroArray(std::int64_t n = 0) : size_(static_cast<std::size_t>(n)) {
+    if (n == 0) return;
+    // calloc alone aligns to 16; a record must not straddle two cache lines.
+    raw_.reset(std::calloc(1, size_ * sizeof(T) + kAlign));
+    if (!raw_) throw std::bad_alloc();
+    void* p = raw_.get();
+    std::size_t space = size_ * sizeof(T) + kAlign;
+    data_ = static_cast<T*>(std::align(kAlign, size_ * sizeof(T), p, space));
+  }
+  T& operator[](std::int64_t i) noexcept { return data_[i]; }
+  const T& operator[](std::int64_t i) const noexcept { return data_[i]; }
+  std::span<T> span() noexcept { return {data_, size_}; }
+  T* data() noexcept { return data_; }
+
+ private:
+  static constexpr std::size_t kAlign = 64;
+  struct Free {
+    void operator()(void* p) const noexcept { std::free(p); }
+  };
+  std::unique_ptr<void, Free> raw_;
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// a is newer than b, modulo 2^32.
+constexpr bool newer(std::uint32_t a, std::uint32_t b) noexcept {
+  return static_cast<std::int32_t>(a - b) > 0;
+}
+
+/// What the table of source digests keeps of a contribution; 0 = not known.
+constexpr std::uint32_t source_word(std::uint64_t contribution) noexcept {
+  const auto w = static_cast<std::uint32_t>(contribution ^ contribution >> 32);
+  return w == 0 ? 1 : w;
+}
+
+struct Pool {
+  Pool(PoolSpec s, const Options& options);
+
+  bool has(std::int64_t slot) const noexcept { return slot >= 0 && slot < spec.num_slots; }
+  bool sealed(std::int64_t slot) const noexcept { return seals[slot] == hash::seal(records[slot]); }
+  void put(std::int64_t slot, const Record& r) noexcept {
+    records[slot] = r;
+    seals[slot] = hash::seal(r);
+  }
+
+  bool is_live(std::int64_t slot) const noexcept {
+    return (live[static_cast<std::size_t>(slot >> 6)] >> (slot & 63) & 1) != 0;
+  }
+  void set_live(std::int64_t slot, bool on) noexcept;
+  /// Appends up to `n` live slots from `cursor` on, moving it; true if it passed the end.
+  bool next_live(std::int64_t n, std::int64_t& cursor, std::vector<std::int64_t>& out) const;
+
+  bool claims(std::int64_t slot, Owner owner) const;
+
+  PoolSpec spec;
+  std::vector<Source> raw_sources;
+  std::vector<PreparedSource> sources;
+  std::int64_t slot_bytes = 0;  ///< that a digest reads
+  ZeroArray<Record> records;
+  ZeroArray<LedgerEntry> ledger;
+  ZeroArray<std::uint32_t> seals;           ///< of the record last stamped; 0 = EMPTY or free
+  ZeroArray<std::uint32_t> source_digests;  ///< num sources a slot, if kept
+  std::vector<std::uint64_t> live;          ///< a bit a slot
+  std::int64_t num_live = 0;
+  std::int64_t sweep_cursor = 0;
+  std::vector<std::int64_t> fresh;  ///< loaded or moved: due at the next head
+  /// Slots that were handed out while somebody held them: everybody who believes to own them.
+  std::unordered_map<std::int64_t, std::vector<Owner>> contested;
+  std::uint64_t null_digest = 0;
+};
+
+}  // namespace serinus::canary

@@ -1,0 +1,160 @@
+// Writing: a record for every token that a forward put into the pool.
+#include <algorithm>
+
+#include "canary/serinus/backend.h"
+
+namespace serinus::canary {
+
+namespace {
+
+/// One token on its way into a slot that exists.
+struct Write {
+  std::int64_t slot = 0;
+  std::uint32_t token = 0, position = 0;
+};
+
+}  // namespace
+
+void SerinusBackend::stamp(const Batch& batch) {
+  const Table table = table_of(batch.req_to_token, "req_to_token");
+  const auto flat = static_cast<std::int64_t>(batch.out_cache_loc.size());
+  std::vector<Write> writes;
+  std::vector<std::int64_t> slots;
+  std::vector<std::uint64_t> digests, contributions;
+  for (const int pool : pools_of(batch)) {
+    Pool& p = at(pool);
+    const auto sources = static_cast<std::int64_t>(p.sources.size());
+    const bool mapped = p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty();
+    // Slot of this pool; -1 = not written here, -2 = reported.
+    const auto place = [&](std::int64_t location, Owner owner, std::int64_t row,
+                           std::int64_t position) -> std::int64_t {
+      if (location < 0) return -1;
+      std::int64_t slot = location;
+      if (mapped) {
+        const auto& map = p.spec.full_to_swa;
+        const bool inside = location < static_cast<std::int64_t>(map.size());
+        slot = inside ? map[static_cast<std::size_t>(location)] : location;
+        if (inside && slot == 0) return -1;
+        if (!inside) slot = p.spec.num_slots;
+      }
+      if (p.has(slot)) return slot;
+      report_out_of_range(pool, mapped ? location : slot, Moment::tail, owner, row, position);
+      return -2;
+    };
+    const auto write_to_null = [&](Owner owner, std::int64_t row) {
+      if (p.spec.null_slot == NullSlot::scratch) return;
+      Violation v = describe(pool, 0, Moment::tail, Reason::null_slot_dirty);
+      v.request = owner;
+      v.row = row;
+      report(std::move(v));
+    };
+    const auto pad = [&](std::int64_t j, Owner owner, std::int64_t row) {
+      const std::int64_t slot =
+          place(batch.out_cache_loc[static_cast<std::size_t>(j)], owner, row, j);
+      if (slot == 0) write_to_null(owner, row);
+      if (slot <= 0) return;
+      Violation v = describe(pool, slot, Moment::tail, Reason::foreign_write);
+      v.request = owner;
+      v.row = row;
+      report(std::move(v));
+    };
+
+    std::int64_t k = 0;  // next of the flat tokens
+    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+      const std::int64_t row = batch.rows[i];
+      const Owner owner = batch.owners[i];
+      const std::int64_t begin = k;
+      k = std::min(flat, k + std::clamp<std::int64_t>(batch.extend_lens[i], 0, flat));
+      if (k - begin != batch.extend_lens[i]) {
+        report_out_of_range(pool, -1, Moment::tail, owner, row, batch.extend_lens[i]);
+      }
+      if (row == 0) {
+        for (std::int64_t j = begin; j < k; ++j) pad(j, owner, row);
+        continue;
+      }
+      writes.clear();
+      slots.clear();
+      for (std::int64_t j = begin; j < k; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        const std::int64_t position = batch.positions[at];
+        const std::int64_t slot = place(batch.out_cache_loc[at], owner, row, position);
+        if (slot == 0) write_to_null(owner, row);
+        if (slot <= 0) continue;
+        if (position < 0 || position > 0x7FFFFFFF) {
+          Violation v = describe(pool, slot, Moment::tail, Reason::position);
+          v.request = owner;
+          v.row = row;
+          v.stored_position = position;
+          report(std::move(v));
+          continue;
+        }
+        writes.push_back({slot, static_cast<std::uint32_t>(batch.input_ids[at]),
+                          static_cast<std::uint32_t>(position)});
+        slots.push_back(slot);
+      }
+      if (sources > 0) {
+        digest(p, slots, digests, options_.source_digests ? &contributions : nullptr);
+        stats.bytes_digested +=
+            static_cast<std::uint64_t>(p.slot_bytes) * static_cast<std::uint64_t>(slots.size());
+      }
+
+      std::uint64_t h = 0;
+      std::int64_t last = -2;  // position that h is the chain of
+      std::int64_t prev = -2;
+      for (std::size_t j = 0; j < writes.size(); ++j) {
+        const Write& w = writes[j];
+        if (w.position == 0) {
+          h = kChainAnchor;
+          prev = -1;
+        } else if (last + 1 != w.position) {
+          // The predecessor was written before this forward: the row says where.
+          h = kChainAnchor;
+          prev = -2;
+          if (table.has_row(row) && w.position - 1 < table.columns) {
+            std::int64_t slot = place(table.at(row, w.position - 1), owner, row, w.position - 1);
+            if (slot > 0) {
+              prev = slot;
+              if (p.records[slot].chain != 0) h = p.records[slot].chain;
+            }
+          }
+        }
+        h = hash::chain_step(h, hash::token_term(w.token, w.position));
+        last = w.position;
+        LedgerEntry& e = p.ledger[w.slot];
+        const bool owned = e.owner == owner && owner != 0;
+        const bool claimed = !owned && p.claims(w.slot, owner);
+        const Record r{w.token,
+                       w.position,
+                       owner,
+                       owned || claimed ? e.generation : 0,
+                       hash::chain_value(h),
+                       sources > 0 ? digests[j] : 0};
+        if (owned || claimed) {
+          p.put(w.slot, r);
+          e.written = w.position + 1;
+          e.prev = static_cast<std::int32_t>(prev);
+          for (std::int64_t s = 0; options_.source_digests && s < sources; ++s) {
+            p.source_digests[w.slot * sources + s] = source_word(
+                contributions[j * static_cast<std::size_t>(sources) + static_cast<std::size_t>(s)]);
+          }
+        } else {
+          // The forward wrote there all the same; the seal stays its owner's.
+          p.records[w.slot] = r;
+        }
+        if (!owned) {
+          Violation v = describe(pool, w.slot, Moment::tail,
+                                 claimed ? Reason::double_owner : Reason::foreign_write);
+          v.request = owner;
+          v.row = row;
+          v.expected_position = w.position;
+          report(std::move(v));
+        }
+        prev = w.slot;
+        ++stats.records_written;
+      }
+    }
+    for (; k < flat; ++k) pad(k, 0, -1);
+  }
+}
+
+}  // namespace serinus::canary

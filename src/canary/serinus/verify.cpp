@@ -1,0 +1,559 @@
+// Reading back: cells of a request's table row, slots of the ledger, the null slot.
+#include <algorithm>
+#include <array>
+
+#include "base/parallel.h"
+#include "canary/serinus/backend.h"
+
+namespace serinus::canary {
+
+namespace {
+
+constexpr std::int64_t kChunk = 256;  ///< cells whose lines are asked for together
+
+/// The chain of the token before, where it can be relied on.
+struct Before {
+  bool usable = false;
+  std::uint64_t chain = 0;
+  std::int64_t slot = -1;
+};
+
+struct Verdict {
+  Reason reasons = Reason::none;
+  bool has_content = true;  ///< false: EMPTY or stale, so nothing else is said about it
+  std::uint64_t expected_chain = 0;
+};
+
+/// What a written slot holds, against what it must hold.
+Verdict judge_content(const Pool& p, std::int64_t slot, std::int64_t position, std::int64_t token,
+                      const Before& before) {
+  const Record& r = p.records[slot];
+  const LedgerEntry& e = p.ledger[slot];
+  Verdict v;
+  const bool sealed = p.sealed(slot);
+  if (!sealed) {
+    if (r.generation != e.generation) {
+      v.reasons |= Reason::foreign_write;
+    } else if (r.position + 1 != e.written) {
+      v.reasons |= Reason::position;
+    }
+  }
+  if (r.position != position) v.reasons |= Reason::position;
+  if (token >= 0 && r.token != token) v.reasons |= Reason::token;
+  if (before.usable) {
+    const auto t = token >= 0 ? static_cast<std::uint32_t>(token) : r.token;
+    v.expected_chain = hash::chain_value(
+        hash::chain_step(before.chain, hash::token_term(t, static_cast<std::uint32_t>(position))));
+    if (v.expected_chain != r.chain) v.reasons |= Reason::chain;
+  }
+  // Nothing else differs, so it is the owner, or a field that no neighbour vouches for.
+  if (!sealed && !any(v.reasons)) {
+    v.reasons |= before.usable ? Reason::foreign_write : Reason::chain;
+  }
+  return v;
+}
+
+std::uint64_t life_of_cell(std::int64_t row, std::int64_t cell) {
+  return hash::mix64(static_cast<std::uint64_t>(row) * 0x9E3779B97F4A7C15u ^
+                     static_cast<std::uint64_t>(cell)) |
+         std::uint64_t{1} << 63;
+}
+
+}  // namespace
+
+/// Slots whose bytes are still to be compared, and who reads them.
+struct SerinusBackend::Pending {
+  Moment moment = Moment::head;
+  Owner request = 0;
+  std::int64_t row = -1;
+  std::vector<std::int64_t> slots;
+};
+
+/// One request's row, as one pool sees it.
+struct SerinusBackend::Walk {
+  const Pool& p;
+  Owner owner;
+  std::int64_t row;
+  const Table& table;
+  const Table& expected;
+  std::int64_t valid;
+  const Reader* reader;
+
+  enum class Kind { slot, absent, outside };
+  struct Place {
+    Kind kind = Kind::absent;
+    std::int64_t slot = -1;
+  };
+
+  Place place(std::int64_t cell) const noexcept {
+    std::int64_t slot = table.at(row, cell);
+    if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+      if (slot < 0 || slot >= static_cast<std::int64_t>(p.spec.full_to_swa.size())) {
+        return {Kind::outside, slot};
+      }
+      slot = p.spec.full_to_swa[static_cast<std::size_t>(slot)];
+    }
+    if (p.spec.kind == PoolKind::swa && slot == 0) return {};  // evicted from the window
+    return {p.has(slot) ? Kind::slot : Kind::outside, slot};
+  }
+
+  std::int64_t token(std::int64_t cell) const noexcept {
+    const std::int64_t at = cell + p.spec.token_offset;
+    return at >= 0 && at < valid ? expected.at(row, at) : -1;
+  }
+
+  bool is_mine(std::int64_t slot) const noexcept {
+    const LedgerEntry& e = p.ledger[slot];
+    return e.owner == owner || (p.records[slot].owner == owner && p.sealed(slot)) ||
+           p.claims(slot, owner);
+  }
+
+  /// The reader's right to the slot: none = it holds what the reader was given.
+  Verdict judge_right(std::int64_t cell, std::int64_t slot) const {
+    const LedgerEntry& e = p.ledger[slot];
+    const Reader::Segment* s = reader != nullptr ? reader->covering(cell) : nullptr;
+    const bool contested = p.claims(slot, owner);
+    Verdict v;
+    bool recycled = e.owner == 0;
+    if (!recycled && !contested) {
+      recycled = s != nullptr ? newer(e.generation, s->epoch)
+                              : !is_mine(slot) && e.previous_owner == owner;
+    }
+    if (recycled || e.written == 0) v = {Reason::stale, false, 0};
+    if (contested || (recycled && e.owner != 0 && e.owner != owner)) {
+      v.reasons |= Reason::double_owner;
+    }
+    return v;
+  }
+
+  /// The chain before `cell`, if its predecessor holds what the reader was given.
+  Before before(std::int64_t cell) const {
+    if (cell == 0) return {true, kChainAnchor, -1};
+    const Place at = place(cell - 1);
+    if (at.kind != Kind::slot) return {false, 0, at.slot};
+    const Record& r = p.records[at.slot];
+    const bool sound =
+        p.sealed(at.slot) && r.position == cell - 1 && judge_right(cell - 1, at.slot).has_content;
+    return {sound, r.chain, at.slot};
+  }
+
+  bool breaks(std::int64_t cell) const {
+    const Place at = place(cell);
+    return at.kind == Kind::slot &&
+           any(judge_content(p, at.slot, cell, token(cell), before(cell)).reasons & Reason::chain);
+  }
+
+  /// A cell that holds a stranger's record breaks the chain twice: at itself and after itself. Only
+  /// the first is its own fault. Walking from the start of the row tells them apart; a walk that
+  /// starts in the middle goes back to where the breaks begin.
+  bool is_first_break(std::int64_t cell) const {
+    std::int64_t first = cell;
+    while (first > 0 && breaks(first - 1)) --first;
+    return (cell - first) % 2 == 0;
+  }
+};
+
+void SerinusBackend::verify_cells(int pool, Moment moment, Owner owner, std::int64_t row,
+                                  std::int64_t begin, std::int64_t end, const Table& table,
+                                  const Table& expected, std::int64_t valid) {
+  Pool& p = at(pool);
+  if (begin < 0) begin = 0;
+  if (begin >= end) return;
+  if (!table.has_row(row)) {
+    report_out_of_range(pool, -1, moment, owner, row, -1);
+    return;
+  }
+  if (end > table.columns) {
+    report_out_of_range(pool, -1, moment, owner, row, table.columns);
+    end = table.columns;
+  }
+  valid = expected.has_row(row) ? std::min(valid, expected.columns) : 0;
+  const auto found = readers_.find(owner);
+  const Walk walk{
+      p, owner, row, table, expected, valid, found != readers_.end() ? &found->second : nullptr};
+  Pending pending{moment, owner, row, {}};
+  Before before = begin < end ? walk.before(begin) : Before{};
+  std::array<Walk::Place, kChunk> places;
+  for (std::int64_t first = begin; first < end; first += kChunk) {
+    const std::int64_t n = std::min(kChunk, end - first);
+    for (std::int64_t i = 0; i < n; ++i) {
+      places[static_cast<std::size_t>(i)] = walk.place(first + i);
+      const Walk::Place at = places[static_cast<std::size_t>(i)];
+      if (at.kind != Walk::Kind::slot) continue;
+      __builtin_prefetch(&p.records[at.slot]);
+      __builtin_prefetch(&p.ledger[at.slot]);
+      __builtin_prefetch(&p.seals[at.slot]);
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t cell = first + i;
+      const Walk::Place at = places[static_cast<std::size_t>(i)];
+      if (at.kind != Walk::Kind::slot) {
+        if (at.kind == Walk::Kind::outside) {
+          report_out_of_range(pool, at.slot, moment, owner, row, cell);
+        }
+        before = {};
+        continue;
+      }
+      const std::int64_t token = walk.token(cell);
+      Verdict v = walk.judge_right(cell, at.slot);
+      if (v.has_content) {
+        const Verdict content = judge_content(p, at.slot, cell, token, before);
+        v.reasons |= content.reasons;
+        v.expected_chain = content.expected_chain;
+        if (cell == begin && any(v.reasons & Reason::chain) && p.sealed(at.slot) &&
+            !walk.is_first_break(cell)) {
+          v.reasons = static_cast<Reason>(static_cast<std::uint32_t>(v.reasons) &
+                                          ~static_cast<std::uint32_t>(Reason::chain));
+        }
+        if (options_.depth != Depth::none) pending.slots.push_back(at.slot);
+        ++stats.records_verified;
+      }
+      if (any(v.reasons)) {
+        Violation violation = describe(pool, at.slot, moment, v.reasons);
+        violation.request = owner;
+        violation.row = row;
+        violation.expected_position = cell;
+        violation.expected_token = token;
+        violation.expected_chain = v.expected_chain;
+        violation.prev_slot = before.slot;
+        if (any(v.reasons & Reason::stale)) violation.expected_owner = owner;
+        if (at.slot == 0) {
+          reporter_.report(std::move(violation), life_of_cell(row, cell));
+        } else {
+          report(std::move(violation));
+        }
+        before = {};
+      } else {
+        p.ledger[at.slot].prev = static_cast<std::int32_t>(before.slot);
+        before = {true, p.records[at.slot].chain, at.slot};
+      }
+    }
+    compare_bytes(pool, pending);
+  }
+}
+
+void SerinusBackend::verify_slots(int pool, Moment moment, std::span<const std::int64_t> slots) {
+  Pool& p = at(pool);
+  Pending pending{moment, 0, -1, {}};
+  for (const std::int64_t slot : slots) {
+    const LedgerEntry& e = p.ledger[slot];
+    if (e.written == 0) {
+      ++stats.skipped_empty;
+      continue;
+    }
+    ++stats.records_verified;
+    if (options_.depth != Depth::none) pending.slots.push_back(slot);
+    if (p.sealed(slot)) continue;
+    // Somebody wrote it. The predecessor, if it is still the one, says how.
+    Before before{e.prev == -1 && e.written == 1, kChainAnchor, e.prev};
+    if (p.has(e.prev)) {
+      const LedgerEntry& prev = p.ledger[e.prev];
+      before.usable = prev.owner != 0 && prev.written + 1 == e.written &&
+                      !newer(prev.generation, e.generation) && p.sealed(e.prev);
+      before.chain = p.records[e.prev].chain;
+    }
+    const std::int64_t position = std::int64_t{e.written} - 1;
+    const Verdict v = judge_content(p, slot, position, -1, before);
+    Violation violation = describe(pool, slot, moment, v.reasons);
+    violation.expected_position = position;
+    violation.expected_chain = v.expected_chain;
+    violation.prev_slot = e.prev;
+    report(std::move(violation));
+  }
+  compare_bytes(pool, pending);
+}
+
+void SerinusBackend::digest(const Pool& pool, std::span<const std::int64_t> slots,
+                            std::vector<std::uint64_t>& digests,
+                            std::vector<std::uint64_t>* contributions) const {
+  digests.resize(slots.size());
+  const std::size_t sources = pool.sources.size();
+  if (contributions != nullptr) contributions->resize(slots.size() * sources);
+  // A thread costs tens of microseconds: worth it from about a megabyte on.
+  const std::int64_t grain = std::max<std::int64_t>(1, (1 << 20) / (pool.slot_bytes + 1));
+  parallel_for(options_.threads, static_cast<std::int64_t>(slots.size()), grain,
+               [&](std::int64_t begin, std::int64_t end) {
+                 const auto b = static_cast<std::size_t>(begin);
+                 digest_slots(pool.sources, pool.spec.layout.page_size, options_.depth,
+                              slots.subspan(b, static_cast<std::size_t>(end - begin)),
+                              digests.data() + b,
+                              contributions ? contributions->data() + b * sources : nullptr);
+               });
+}
+
+void SerinusBackend::compare_bytes(int pool, Pending& pending) {
+  Pool& p = at(pool);
+  if (pending.slots.empty()) return;
+  std::vector<std::uint64_t> digests;
+  digest(p, pending.slots, digests, nullptr);
+  stats.bytes_digested +=
+      static_cast<std::uint64_t>(p.slot_bytes) * static_cast<std::uint64_t>(pending.slots.size());
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    const std::int64_t slot = pending.slots[i];
+    if (digests[i] == p.records[slot].kv_digest) continue;
+    Violation v = describe(pool, slot, pending.moment, Reason::kv_bytes);
+    v.request = pending.request;
+    v.row = pending.row;
+    v.expected_position = std::int64_t{p.ledger[slot].written} - 1;
+    v.expected_digest = digests[i];
+    if (options_.source_digests) {
+      std::vector<std::uint64_t> now, one;
+      digest(p, {&slot, 1}, one, &now);
+      for (std::size_t s = 0; s < now.size(); ++s) {
+        const auto stamped = p.source_digests[slot * static_cast<std::int64_t>(now.size()) +
+                                              static_cast<std::int64_t>(s)];
+        if (stamped == 0 || stamped == source_word(now[s])) continue;
+        const std::size_t segments = p.spec.layout.segments.size();
+        v.layer = static_cast<int>(s / segments);
+        v.segment = p.spec.layout.segments[s % segments].name;
+        break;
+      }
+    }
+    report(std::move(v));
+  }
+  pending.slots.clear();
+}
+
+void SerinusBackend::verify_null(int pool, Moment moment) {
+  Pool& p = at(pool);
+  if (p.spec.null_slot != NullSlot::clean) return;
+  bool dirty = p.records[0] != Record{};
+  std::uint64_t digest = 0;
+  if (!p.sources.empty()) {
+    const std::int64_t slot = 0;
+    digest_slots(p.sources, p.spec.layout.page_size, options_.depth, {&slot, 1}, &digest);
+    dirty = dirty || digest != p.null_digest;
+  }
+  if (!dirty) return;
+  Violation v = describe(pool, 0, moment, Reason::null_slot_dirty);
+  v.expected_digest = digest;
+  v.stored_digest = p.null_digest;
+  report(std::move(v));
+}
+
+// ---------------------------------------------------------------- what is due when
+
+std::vector<int> SerinusBackend::pools_of(const Batch& batch) const {
+  std::vector<int> pools(batch.pools.begin(), batch.pools.end());
+  if (batch.pools.empty()) {
+    for (int i = 0; i < static_cast<int>(pools_.size()); ++i) pools.push_back(i);
+  }
+  return pools;
+}
+
+std::int64_t SerinusBackend::records_a_step(const Pool& p) const {
+  std::int64_t n = options_.records_per_step;
+  if (p.slot_bytes > 0) n = std::min(n, options_.bytes_per_step / p.slot_bytes);
+  return std::max<std::int64_t>(n, 1);
+}
+
+void SerinusBackend::verify_batch(const Batch& batch, Moment moment) {
+  const Table table = table_of(batch.req_to_token, "req_to_token");
+  const Table expected = table_of(batch.expected_tokens, "expected_tokens");
+  const auto valid = [&](std::size_t i) {
+    return batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i];
+  };
+  for (const int pool : pools_of(batch)) {
+    Pool& p = at(pool);
+    // Cells that attention is going to read: all of the prefix, or what the window leaves.
+    const auto first_cell = [&](std::int64_t prefix) {
+      const bool windowed = p.spec.kind == PoolKind::swa && p.spec.window > 0;
+      return windowed ? std::max<std::int64_t>(0, prefix - p.spec.window + 1) : std::int64_t{0};
+    };
+    const auto prefix_of = [&](std::size_t i) {
+      return std::clamp<std::int64_t>(batch.prefix_lens[i], 0, table.columns);
+    };
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+      if (batch.rows[i] == 0) continue;
+      const std::int64_t prefix = prefix_of(i);
+      total += prefix - first_cell(prefix);
+      if (prefix != batch.prefix_lens[i]) {
+        report_out_of_range(pool, -1, moment, batch.owners[i], batch.rows[i], batch.prefix_lens[i]);
+      }
+    }
+    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+      const std::int64_t row = batch.rows[i];
+      if (row == 0) continue;
+      const std::int64_t end = prefix_of(i), begin = first_cell(end);
+      if (begin >= end) continue;
+      const auto verify = [&](std::int64_t b, std::int64_t e) {
+        verify_cells(pool, moment, batch.owners[i], row, b, e, table, expected, valid(i));
+      };
+      if (options_.verify == VerifyPolicy::all) {
+        verify(begin, end);
+        continue;
+      }
+      // A quarter of the budget at head, a quarter at tail, shared by length; the sweep has half.
+      const auto share =
+          (static_cast<hash::u128>(end - begin) * static_cast<hash::u128>(records_a_step(p)) / 4 +
+           static_cast<hash::u128>(total) - 1) /
+          static_cast<hash::u128>(total);
+      const std::int64_t n = std::clamp<std::int64_t>(
+          share > static_cast<hash::u128>(end) ? end : static_cast<std::int64_t>(share), 1,
+          end - begin);
+      Reader& reader = readers_[batch.owners[i]];
+      reader.cursor.resize(pools_.size());
+      std::int64_t& cursor = reader.cursor[static_cast<std::size_t>(pool)];
+      if (cursor < begin || cursor >= end) cursor = begin;
+      const std::int64_t here = std::min(n, end - cursor);
+      verify(cursor, cursor + here);
+      cursor += here;
+      if (here < n) {
+        verify(begin, begin + n - here);
+        cursor = begin + n - here;
+      }
+    }
+  }
+}
+
+void SerinusBackend::verify_due(const Batch& batch) {
+  const Table table = table_of(batch.req_to_token, "req_to_token");
+  const Table expected = table_of(batch.expected_tokens, "expected_tokens");
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    const auto found = readers_.find(batch.owners[i]);
+    if (found == readers_.end() || batch.rows[i] == 0) continue;
+    for (Reader::Due& due : found->second.due) {
+      due.done.resize(pools_.size());
+      for (const int pool : pools_of(batch)) {
+        if (due.done[static_cast<std::size_t>(pool)]) continue;
+        due.done[static_cast<std::size_t>(pool)] = true;
+        if (options_.verify == VerifyPolicy::all) continue;  // all of it is verified anyway
+        const Pool& p = at(pool);
+        const bool windowed = p.spec.kind == PoolKind::swa && p.spec.window > 0;
+        const std::int64_t begin =
+            windowed ? std::max(due.begin, batch.prefix_lens[i] - p.spec.window + 1) : due.begin;
+        verify_cells(pool, Moment::head, batch.owners[i], due.row, begin, due.end, table, expected,
+                     batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i]);
+      }
+    }
+    std::erase_if(found->second.due, [](const Reader::Due& d) {
+      return std::find(d.done.begin(), d.done.end(), false) == d.done.end();
+    });
+  }
+}
+
+void SerinusBackend::verify_fresh() {
+  for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+    std::vector<std::int64_t> fresh;
+    fresh.swap(at(pool).fresh);
+    verify_slots(pool, Moment::head, fresh);
+  }
+}
+
+void SerinusBackend::head(const Batch& batch) {
+  verify_fresh();
+  verify_due(batch);
+  verify_batch(batch, Moment::head);
+  for (const int pool : pools_of(batch)) verify_null(pool, Moment::head);
+}
+
+void SerinusBackend::tail(const Batch& batch) {
+  verify_batch(batch, Moment::tail);
+  stamp(batch);
+  for (const int pool : pools_of(batch)) verify_null(pool, Moment::tail);
+}
+
+void SerinusBackend::sweep() {
+  stats.live_slots = stats.sweep_bound_steps = 0;
+  for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+    Pool& p = at(pool);
+    const std::int64_t budget = std::max<std::int64_t>(1, records_a_step(p) / 2);
+    std::vector<std::int64_t> slots;
+    if (p.next_live(budget, p.sweep_cursor, slots)) ++stats.sweeps;
+    verify_slots(pool, Moment::sweep, slots);
+    stats.live_slots += p.num_live;
+    stats.sweep_bound_steps =
+        std::max(stats.sweep_bound_steps, (p.num_live + budget - 1) / budget + 1);
+  }
+}
+
+void SerinusBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                                std::int64_t end, const Batch& tables) {
+  const Table table = table_of(tables.req_to_token, "req_to_token");
+  const Table expected = table_of(tables.expected_tokens, "expected_tokens");
+  std::int64_t valid = expected.columns;
+  for (std::size_t i = 0; i < tables.valid_lens.size() && i < tables.owners.size(); ++i) {
+    if (tables.owners[i] == owner) valid = tables.valid_lens[i];
+  }
+  for (const int pool : pools_of(tables)) {
+    verify_cells(pool, moment, owner, row, begin, end, table, expected, valid);
+    verify_null(pool, moment);
+  }
+}
+
+void SerinusBackend::flush() {
+  verify_fresh();
+  for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+    Pool& p = at(pool);
+    std::int64_t cursor = 0;
+    for (bool done = false; !done;) {
+      std::vector<std::int64_t> slots;
+      done = p.next_live(4096, cursor, slots);
+      verify_slots(pool, Moment::sweep, slots);
+    }
+    ++stats.sweeps;
+    verify_null(pool, Moment::sweep);
+  }
+}
+
+std::uint64_t SerinusBackend::request_digest(std::int64_t row, std::int64_t length,
+                                             const Batch& tables) const {
+  const Table table = table_of(tables.req_to_token, "req_to_token");
+  std::uint64_t h = hash::mix64(static_cast<std::uint64_t>(length) + 1);
+  if (!table.has_row(row)) return h;
+  for (const int pool : pools_of(tables)) {
+    const Pool& p = at(pool);
+    const Table none;
+    const Walk walk{p, 0, row, table, none, 0, nullptr};
+    for (std::int64_t cell = 0; cell < std::min(length, table.columns); ++cell) {
+      const Walk::Place place = walk.place(cell);
+      const std::uint64_t chain = place.kind == Walk::Kind::slot ? p.records[place.slot].chain : 0;
+      h = hash::mix64(h ^ chain);
+    }
+  }
+  return h;
+}
+
+// ---------------------------------------------------------------- reports
+
+Violation SerinusBackend::describe(int pool, std::int64_t slot, Moment moment,
+                                   Reason reasons) const {
+  const Pool& p = at(pool);
+  Violation v;
+  v.reasons = reasons;
+  v.moment = moment;
+  v.pool = pool;
+  v.slot = slot;
+  v.first_step = v.last_step = step;
+  if (!p.has(slot)) return v;
+  const Record& r = p.records[slot];
+  const LedgerEntry& e = p.ledger[slot];
+  if (r != Record{}) {
+    v.stored_position = r.position;
+    v.stored_token = r.token;
+  }
+  v.stored_chain = r.chain;
+  v.stored_digest = r.kv_digest;
+  v.stored_owner = r.owner;
+  v.stored_generation = r.generation;
+  v.expected_owner = e.owner;
+  v.expected_generation = e.generation;
+  return v;
+}
+
+void SerinusBackend::report(Violation v) {
+  const std::uint64_t life = at(v.pool).ledger[v.slot].generation;
+  reporter_.report(std::move(v), life);
+}
+
+void SerinusBackend::report_out_of_range(int pool, std::int64_t slot, Moment moment, Owner owner,
+                                         std::int64_t row, std::int64_t cell) {
+  Violation v = describe(pool, slot, moment, Reason::out_of_range);
+  v.request = owner;
+  v.row = row;
+  v.expected_position = cell;
+  reporter_.report(std::move(v), life_of_cell(row, cell));
+}
+
+}  // namespace serinus::canary
