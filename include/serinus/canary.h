@@ -255,6 +255,7 @@ struct Stats {
   std::uint64_t violations = 0;     ///< distinct
   std::uint64_t sightings = 0;      ///< with repeats
   std::uint64_t dropped = 0;        ///< violations that found the ring full: counted, never silent
+  std::uint64_t out_of_range = 0;   ///< sglang format, which has no report for it: entries skipped
   std::uint64_t skipped_empty = 0;  ///< entries whose slot is EMPTY and not yet due
   std::int64_t live_slots = 0;      ///< allocated now, over all pools
   /// Every slot that is live now is checked again within so many steps (serinus format).

@@ -61,5 +61,6 @@ class Backend {
 };
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter);
+std::unique_ptr<Backend> make_sglang_backend(const Options& options, Reporter& reporter);
 
 }  // namespace serinus::canary

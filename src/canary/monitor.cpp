@@ -61,7 +61,9 @@ void check_pool(const PoolSpec& p, const Options& options) {
 
 struct Monitor::Impl {
   explicit Impl(Options o) : options(o), reporter(o.ring_capacity, o.mode) {
-    if (options.mode != Mode::none) backend = make_serinus_backend(options, reporter);
+    if (options.mode == Mode::none) return;
+    backend = options.format == Format::serinus ? make_serinus_backend(options, reporter)
+                                                : make_sglang_backend(options, reporter);
   }
 
   bool on() const noexcept { return backend != nullptr; }

@@ -84,6 +84,12 @@ void Reporter::report(Violation v, std::uint64_t life) {
   if (!line.empty() && mode_ != Mode::none) log(LogLevel::error, line);
 }
 
+void Reporter::drop(std::uint64_t n) {
+  const std::lock_guard lock(mutex_);
+  counts_.sightings += n;
+  counts_.dropped += n;
+}
+
 void Reporter::forget(int pool, std::int64_t slot, std::uint64_t life) {
   const std::lock_guard lock(mutex_);
   seen_.erase({slot, life, pool});

@@ -22,6 +22,8 @@ class Reporter {
   /// fault that is known already only counts up; one that shows a new reason after it was taken is
   /// handed out again with all its reasons.
   void report(Violation v, std::uint64_t life);
+  /// Faults that nobody could describe any more.
+  void drop(std::uint64_t n);
   /// The life is over: the next fault at this slot is a new one.
   void forget(int pool, std::int64_t slot, std::uint64_t life);
   /// Whether there is anything to forget; cheap.

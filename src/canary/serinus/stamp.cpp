@@ -18,6 +18,9 @@ struct Write {
 void SerinusBackend::stamp(const Batch& batch) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
   const auto flat = static_cast<std::int64_t>(batch.out_cache_loc.size());
+  const auto is_full = [](const Pool& p) { return p.spec.kind == PoolKind::full; };
+  const auto found = std::find_if(pools_.begin(), pools_.end(), is_full);
+  const Pool* full = found != pools_.end() ? &*found : nullptr;
   std::vector<Write> writes;
   std::vector<std::int64_t> slots;
   std::vector<std::uint64_t> digests, contributions;
@@ -111,10 +114,14 @@ void SerinusBackend::stamp(const Batch& batch) {
           h = kChainAnchor;
           prev = -2;
           if (table.has_row(row) && w.position - 1 < table.columns) {
-            std::int64_t slot = place(table.at(row, w.position - 1), owner, row, w.position - 1);
-            if (slot > 0) {
-              prev = slot;
-              if (p.records[slot].chain != 0) h = p.records[slot].chain;
+            const std::int64_t location = table.at(row, w.position - 1);
+            const std::int64_t slot = place(location, owner, row, w.position - 1);
+            if (slot > 0) prev = slot;
+            // Where it left this pool's window, a full pool has the same chain.
+            const Pool* from = slot > 0 ? &p : slot == -1 ? full : nullptr;
+            const std::int64_t at = slot > 0 ? slot : location;
+            if (from != nullptr && from->has(at) && from->records[at].chain != 0) {
+              h = from->records[at].chain;
             }
           }
         }

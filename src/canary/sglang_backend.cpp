@@ -1,0 +1,426 @@
+// The sglang format under the Monitor: two record buffers a pool (head and tail), and at every
+// moment the plan, verify and write of canary_sglang.h. The format has no ledger: what the
+// allocator announces serves only to tell one life of a slot from the next, so that a fault is
+// reported once.
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <utility>
+
+#include <serinus/canary_sglang.h>
+
+#include "canary/backend.h"
+#include "canary/serinus/pool.h"
+
+namespace serinus::canary {
+
+namespace {
+
+namespace sg = sglang;
+
+TensorView vector_view(std::span<const std::int64_t> s) {
+  return {const_cast<std::int64_t*>(s.data()), DType::i64, {static_cast<std::int64_t>(s.size())}};
+}
+
+/// The runs of bytes that the format can address, at most four: multiples of 16 bytes at a stride
+/// that is one, too. Segments that follow each other count as one run.
+std::vector<sg::RealKvSource> real_kv_sources(const PoolSpec& spec) {
+  std::vector<sg::RealKvSource> sources;
+  const std::vector<Source> all = sources_of(spec.layout, spec.num_layers, spec.buffers);
+  for (std::size_t i = 0; i < all.size() && sources.size() < sg::kMaxRealKvSources;) {
+    Source run = all[i++];
+    while (i < all.size() && all[i].base == run.base && all[i].token_stride == run.token_stride &&
+           all[i].offset == run.offset + run.bytes) {
+      run.bytes += all[i++].bytes;
+    }
+    const std::int64_t width = run.page_stride - run.offset;
+    const bool fits = run.token_stride > 0 && run.token_stride % 16 == 0 && run.bytes % 16 == 0 &&
+                      run.bytes <= run.token_stride && width >= 16;
+    if (!fits) continue;
+    // The last page ends with its last token where pages are padded or interleaved.
+    const std::int64_t rows =
+        (run.buffer_bytes - run.offset + run.page_stride - 1) / run.page_stride;
+    const std::int64_t columns =
+        std::min(width, spec.layout.page_size * run.token_stride) / 16 * 16;
+    const bool whole = (rows - 1) * run.page_stride + run.offset + columns <= run.buffer_bytes;
+    sources.push_back({TensorView(const_cast<std::uint8_t*>(run.base) + run.offset, DType::u8,
+                                  {whole ? rows : rows - 1, columns}, {run.page_stride, 1}),
+                       spec.layout.page_size, run.token_stride, run.bytes});
+  }
+  return sources;
+}
+
+sg::RealKvHashMode mode_of(Depth d) {
+  return d == Depth::none      ? sg::RealKvHashMode::none
+         : d == Depth::partial ? sg::RealKvHashMode::partial
+                               : sg::RealKvHashMode::all;
+}
+
+Reason reasons_of(std::int64_t bits) {
+  const auto has = [&](sg::FailReason r) { return (bits & static_cast<std::int64_t>(r)) != 0; };
+  Reason reasons = Reason::none;
+  if (has(sg::FailReason::verify_chain_hash)) reasons |= Reason::chain;
+  if (has(sg::FailReason::verify_position) || has(sg::FailReason::write_position)) {
+    reasons |= Reason::position;
+  }
+  if (has(sg::FailReason::verify_real_kv_hash)) reasons |= Reason::kv_bytes;
+  if (has(sg::FailReason::verify_token) || has(sg::FailReason::write_token)) {
+    reasons |= Reason::token;
+  }
+  return reasons;
+}
+
+struct SglangPool {
+  SglangPool(PoolSpec s, Depth depth)
+      : spec(std::move(s)), head(spec.num_slots), tail(spec.num_slots), lives(spec.num_slots) {
+    if (depth != Depth::none) sources = real_kv_sources(spec);
+    for (const sg::RealKvSource& s2 : sources) slot_bytes += s2.read_bytes;
+    if (depth == Depth::partial) {
+      slot_bytes = sg::kPartialBytes * static_cast<std::int64_t>(sources.size());
+    }
+  }
+  bool has(std::int64_t slot) const noexcept { return slot >= 0 && slot < spec.num_slots; }
+  std::int64_t translate(std::int64_t slot) const noexcept {
+    if (spec.full_to_swa.empty() || slot < 0) return slot;
+    return spec.full_to_swa[std::min(static_cast<std::size_t>(slot), spec.full_to_swa.size() - 1)];
+  }
+  sg::LaunchTag tag(Moment m) const noexcept {
+    const bool swa = spec.kind == PoolKind::swa;
+    if (m == Moment::head) return swa ? sg::LaunchTag::head_k_swa : sg::LaunchTag::head_k_full;
+    if (m == Moment::tail) return swa ? sg::LaunchTag::tail_k_swa : sg::LaunchTag::tail_k_full;
+    return swa ? sg::LaunchTag::sweep_k_swa : sg::LaunchTag::sweep_k_full;
+  }
+
+  PoolSpec spec;
+  ZeroArray<Record> head, tail;  // 32 bytes a slot; the fields are those of sglang::Record
+  ZeroArray<std::uint32_t> lives;
+  std::vector<sg::RealKvSource> sources;
+  std::int64_t slot_bytes = 0;
+  std::function<void(std::vector<SweepEntry>&)> sweep_source;
+  std::optional<sg::HostVerifyPlan> verify_plan;  // of the step in progress
+  std::optional<sg::HostWritePlan> write_plan;
+};
+
+class SglangBackend final : public Backend {
+ public:
+  SglangBackend(const Options& options, Reporter& reporter)
+      : Backend(options, reporter),
+        ring_(static_cast<std::size_t>(options.ring_capacity) * sg::kViolationFields) {}
+
+  void add_pool(const PoolSpec& spec) override { pools_.emplace_back(spec, options_.depth); }
+
+  void on_alloc(int pool, std::span<const std::int64_t> slots, Owner) override {
+    SglangPool& p = at(pool);
+    ++life_;
+    for (const std::int64_t slot : slots) {
+      if (!p.has(slot)) continue;
+      if (!reporter_.empty()) reporter_.forget(pool, slot, p.lives[slot]);
+      p.lives[slot] = life_;
+    }
+  }
+  void on_free(int, std::span<const std::int64_t>, Owner) override {}
+  void on_transfer(int, std::span<const std::int64_t>, Owner, Owner) override {}
+  void on_attach(Owner, std::int64_t, std::int64_t, std::int64_t) override {}
+  void on_release(Owner) override {}
+
+  void on_move(int pool, std::span<const std::int64_t> from,
+               std::span<const std::int64_t> to) override {
+    SglangPool& p = at(pool);
+    std::vector<Record> heads(from.size()), tails(from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      if (!p.has(from[i])) continue;
+      heads[i] = p.head[from[i]];
+      tails[i] = p.tail[from[i]];
+    }
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      if (!p.has(from[i]) || !p.has(to[i])) continue;
+      p.head[to[i]] = heads[i];
+      p.tail[to[i]] = tails[i];
+    }
+  }
+  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                std::span<std::uint32_t>) override {
+    SglangPool& p = at(pool);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      records[i] = p.has(slots[i]) ? p.tail[slots[i]] : Record{};
+    }
+  }
+  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
+               Owner, std::span<const std::uint32_t>) override {
+    SglangPool& p = at(pool);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (!p.has(slots[i])) continue;
+      p.tail[slots[i]] = records[i];
+      Record head = records[i];
+      head.kv_digest = 0;  // the head pass runs before the bytes are written
+      p.head[slots[i]] = head;
+    }
+  }
+
+  void head(const Batch& batch) override {
+    each_pool(batch, [&](int pool) {
+      plan(pool, batch);
+      verify(pool, Moment::head, at(pool).verify_plan->view());
+      write(pool, Moment::head, batch);
+    });
+  }
+  void tail(const Batch& batch) override {
+    each_pool(batch, [&](int pool) {
+      if (!at(pool).verify_plan) plan(pool, batch);
+      verify(pool, Moment::tail, at(pool).verify_plan->view());
+      write(pool, Moment::tail, batch);
+      at(pool).verify_plan.reset();
+    });
+  }
+  void stamp(const Batch& batch) override {
+    each_pool(batch, [&](int pool) {
+      plan(pool, batch);
+      write(pool, Moment::head, batch);
+      write(pool, Moment::tail, batch);
+      at(pool).verify_plan.reset();
+    });
+  }
+
+  void sweep() override {
+    if (options_.sweep_interval > 0 &&
+        step % static_cast<std::uint64_t>(options_.sweep_interval) == 0) {
+      sweep_now();
+    }
+  }
+  void flush() override { sweep_now(); }
+
+  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                  std::int64_t end, const Batch& tables) override {
+    const std::int64_t extend = 0;
+    Batch one = tables;
+    one.rows = {&row, 1};
+    one.prefix_lens = {&end, 1};
+    one.extend_lens = {&extend, 1};
+    one.owners = {&owner, 1};
+    std::int64_t valid = table_of(tables.expected_tokens, "expected_tokens").columns;
+    for (std::size_t i = 0; i < tables.valid_lens.size(); ++i) {
+      if (tables.owners[i] == owner) valid = tables.valid_lens[i];
+    }
+    one.valid_lens = {&valid, 1};
+    one.input_ids = one.positions = one.out_cache_loc = {};
+    each_pool(one, [&](int pool) {
+      plan(pool, one, false);
+      sg::HostVerifyPlan& p = *at(pool).verify_plan;
+      sg::HostVerifyPlan part(std::max<std::int64_t>(1, p.num_valid));
+      std::size_t n = 0;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(p.num_valid); ++i) {
+        if (p.positions[i] < begin) continue;
+        part.slots[n] = p.slots[i];
+        part.tokens[n] = p.tokens[i];
+        part.positions[n] = p.positions[i];
+        part.prev_slots[n++] = p.prev_slots[i];
+      }
+      part.num_valid = static_cast<std::int32_t>(n);
+      verify(pool, moment, part.view());
+      at(pool).verify_plan.reset();
+    });
+  }
+
+  std::uint64_t request_digest(std::int64_t row, std::int64_t length,
+                               const Batch& tables) const override {
+    const Table table = table_of(tables.req_to_token, "req_to_token");
+    std::uint64_t h = sg::splitmix64(static_cast<std::uint64_t>(length) + 1);
+    if (!table.has_row(row)) return h;
+    for (std::size_t pool = 0; pool < pools_.size(); ++pool) {
+      const SglangPool& p = pools_[pool];
+      if (!tables.pools.empty() && std::find(tables.pools.begin(), tables.pools.end(),
+                                             static_cast<int>(pool)) == tables.pools.end()) {
+        continue;
+      }
+      for (std::int64_t c = 0; c < std::min(length, table.columns); ++c) {
+        const std::int64_t slot = p.translate(table.at(row, c));
+        const std::uint64_t chain =
+            p.has(slot) ? sg::chain_hash(std::bit_cast<sg::Record>(p.tail[slot])) : 0;
+        h = sg::splitmix64(h ^ chain);
+      }
+    }
+    return h;
+  }
+
+  std::span<Record> records(int pool) override { return at(pool).tail.span(); }
+  std::span<LedgerEntry> ledger(int) override { return {}; }
+  SlotState state(int pool, std::int64_t slot) const override {
+    const SglangPool& p = pools_[static_cast<std::size_t>(pool)];
+    if (!p.has(slot) || p.lives[slot] == 0) return SlotState::free;
+    return p.tail[slot] == Record{} ? SlotState::empty : SlotState::written;
+  }
+  std::int64_t num_sources(int pool) const override {
+    return static_cast<std::int64_t>(pools_[static_cast<std::size_t>(pool)].sources.size());
+  }
+  void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) override {
+    at(pool).sweep_source = std::move(source);
+  }
+
+ private:
+  SglangPool& at(int pool) { return pools_[static_cast<std::size_t>(pool)]; }
+
+  template <class F>
+  void each_pool(const Batch& batch, F&& f) {
+    if (batch.rows.empty()) return;
+    if (!batch.pools.empty()) {
+      for (const int pool : batch.pools) f(pool);
+    } else {
+      for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) f(pool);
+    }
+  }
+
+  void plan(int pool, const Batch& batch, bool windowed = true) {
+    SglangPool& p = at(pool);
+    const Table table = table_of(batch.req_to_token, "req_to_token");
+    // Beyond the table there are no cells to list: one entry shows that they were asked for.
+    std::vector<std::int64_t> prefixes(batch.prefix_lens.begin(), batch.prefix_lens.end());
+    std::int64_t capacity = 0;
+    for (std::int64_t& n : prefixes) {
+      n = std::clamp<std::int64_t>(n, 0, table.columns + 1);
+      capacity += n;
+    }
+    p.verify_plan.emplace(std::max<std::int64_t>(1, capacity));
+    p.write_plan.emplace(static_cast<std::int64_t>(batch.rows.size()));
+    sg::PlanInput in;
+    in.req_pool_indices = vector_view(batch.rows);
+    in.prefix_lens = vector_view(prefixes);
+    in.extend_seq_lens = vector_view(batch.extend_lens);
+    in.req_to_token = batch.req_to_token;
+    in.verify_capacity = std::max<std::int64_t>(1, capacity);
+    if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+      in.swa_window_size = windowed ? p.spec.window : 0;
+      in.full_to_swa_index_mapping = vector_view(p.spec.full_to_swa);
+    }
+    std::vector<std::int64_t> valid(batch.valid_lens.begin(), batch.valid_lens.end());
+    if (batch.expected_tokens.data != nullptr) {
+      if (valid.empty()) valid.assign(batch.rows.size(), batch.expected_tokens.shape[1]);
+      in.req_to_verify_expected_tokens = batch.expected_tokens;
+      in.req_to_verify_expected_tokens_valid_lens = vector_view(valid);
+      in.kv_token_id_vs_position_offset = p.spec.token_offset;
+    }
+    sg::plan(p.verify_plan->view(), p.write_plan->view(), in, {}, options_.threads);
+    check_tokens_ = batch.expected_tokens.data != nullptr;
+  }
+
+  sg::VerifyOrWriteContext context(int pool, Moment moment) {
+    SglangPool& p = at(pool);
+    sg::VerifyOrWriteContext c;
+    ZeroArray<Record>& buffer = moment == Moment::head ? p.head : p.tail;
+    c.canary_buf = TensorView(buffer.data(), DType::u8, {p.spec.num_slots, sg::kSlotBytes});
+    c.kernel_kind = p.tag(moment);
+    c.violation_ring =
+        TensorView(ring_.data(), DType::i64, {options_.ring_capacity, sg::kViolationFields});
+    c.violation_write_index = TensorView(&ring_index_, DType::i32, {1});
+    c.slot_run_counter = TensorView(&slot_runs_, DType::i64, {1});
+    c.kernel_run_counter = TensorView(&kernel_runs_, DType::i64, {1});
+    c.enable_chain_position_assert = TensorView(&position_assert_, DType::i32, {1});
+    c.out_of_range_counter = TensorView(&out_of_range_, DType::i64, {1});
+    if (moment != Moment::head && !p.sources.empty()) {
+      c.real_kv_sources = p.sources;
+      c.real_kv_hash_mode = mode_of(options_.depth);
+    }
+    return c;
+  }
+
+  void verify(int pool, Moment moment, const sg::VerifyPlan& plan) {
+    const std::int64_t before = slot_runs_;
+    sg::verify(context(pool, moment), plan, check_tokens_, {}, options_.threads);
+    count(stats.records_verified, pool, moment, before);
+    drain(pool, moment);
+  }
+
+  void write(int pool, Moment moment, const Batch& batch) {
+    if (batch.out_cache_loc.empty()) return;
+    SglangPool& p = at(pool);
+    sg::WriteInput in;
+    in.input_ids = vector_view(batch.input_ids);
+    in.positions = vector_view(batch.positions);
+    in.out_cache_loc = vector_view(batch.out_cache_loc);
+    std::vector<std::int64_t> translated;
+    if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+      translated.resize(batch.out_cache_loc.size());
+      sg::translate_slots(vector_view(batch.out_cache_loc), vector_view(p.spec.full_to_swa),
+                          vector_view(translated));
+      in.out_cache_loc = vector_view(translated);
+    }
+    const std::int64_t before = slot_runs_;
+    sg::write(context(pool, moment), p.write_plan->view(), in, {}, options_.threads);
+    count(moment == Moment::tail ? stats.records_written : ignored_, pool, moment, before);
+    drain(pool, moment);
+  }
+
+  void count(std::uint64_t& counter, int pool, Moment moment, std::int64_t before) {
+    const auto n = static_cast<std::uint64_t>(slot_runs_ - before);
+    counter += n;
+    if (moment != Moment::head) {
+      stats.bytes_digested += n * static_cast<std::uint64_t>(at(pool).slot_bytes);
+    }
+    stats.out_of_range = static_cast<std::uint64_t>(out_of_range_);
+  }
+
+  void sweep_now() {
+    bool swept = false;
+    for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+      SglangPool& p = at(pool);
+      if (!p.sweep_source) continue;
+      std::vector<SweepEntry> entries;
+      p.sweep_source(entries);
+      if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+        sg::translate_sweep(entries, p.spec.window, p.spec.full_to_swa);
+      }
+      check_tokens_ = false;
+      sg::HostVerifyPlan plan = sg::sweep_plan(entries);
+      verify(pool, Moment::sweep, plan.view());
+      swept = true;
+    }
+    if (swept) ++stats.sweeps;
+  }
+
+  /// The ring's new rows as violations; then it is empty again.
+  void drain(int pool, Moment moment) {
+    const auto found = static_cast<std::int64_t>(ring_index_);
+    const std::int64_t stored = std::min(found, options_.ring_capacity);
+    for (std::int64_t i = 0; i < stored; ++i) {
+      const std::int64_t* f = ring_.data() + i * sg::kViolationFields;
+      Violation v;
+      v.format = Format::sglang;
+      v.moment = moment;
+      v.pool = pool;
+      v.slot = f[1];
+      v.stored_position = f[2];
+      v.stored_token = f[3];
+      v.expected_token = f[4];
+      v.stored_chain = static_cast<std::uint64_t>(f[5]);
+      v.reasons = reasons_of(f[7]);
+      const bool from_write =
+          (f[7] & (static_cast<std::int64_t>(sg::FailReason::write_token) |
+                   static_cast<std::int64_t>(sg::FailReason::write_position))) != 0;
+      if (from_write) {
+        v.expected_position = f[6];
+      } else {
+        v.expected_chain = static_cast<std::uint64_t>(f[6]);
+      }
+      v.first_step = v.last_step = step;
+      const std::uint64_t life = at(pool).has(v.slot) ? at(pool).lives[v.slot] : 0;
+      reporter_.report(std::move(v), life);
+    }
+    if (found > stored) reporter_.drop(static_cast<std::uint64_t>(found - stored));
+    ring_index_ = 0;
+  }
+
+  std::deque<SglangPool> pools_;
+  std::vector<std::int64_t> ring_;
+  std::int32_t ring_index_ = 0, position_assert_ = 1;
+  std::int64_t slot_runs_ = 0, kernel_runs_ = 0, out_of_range_ = 0;
+  std::uint64_t ignored_ = 0;
+  std::uint32_t life_ = 0;
+  bool check_tokens_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_sglang_backend(const Options& options, Reporter& reporter) {
+  return std::make_unique<SglangBackend>(options, reporter);
+}
+
+}  // namespace serinus::canary
