@@ -102,6 +102,8 @@ int run(CLI::App& app, int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   int exit_code = kFine;
+  add_explain(app, exit_code);
+  add_layouts(app, exit_code);
   add_doctor(app, exit_code);
   add_trace_gen(app, exit_code);
   add_completion(app, exit_code);
