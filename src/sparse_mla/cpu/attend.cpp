@@ -22,17 +22,13 @@ class Scratch {
   Scratch(const Kernels& path, const Params& p)
       : keys_(kBlockRows * kKeyPitch),
         values_(kBlockRows / 2 * kValuePitch),
-        coarse_values_(kBlockRows / 4 * kValuePitch),
-        coarse_sum_(kDV),
-        fine_(kBlockRows * kMaxGroupHeads),
-        coarse_(kBlockRows / 4 * kMaxGroupHeads),
-        coarse_unit_(kMaxGroupHeads),
+        high_(kBlockRows * kMaxGroupHeads),
+        low_(kBlockRows / 2 * kMaxGroupHeads),
         scores_(kBlockRows * kMaxGroupHeads) {
     block.keys = keys_.get();
     block.values = values_.get();
-    block.coarse = coarse_values_.get();
-    block.coarse_sum = coarse_sum_.get();
-    weights = {fine_.get(), coarse_.get(), coarse_unit_.get()};
+    block.row_bytes = static_cast<int>(p.d_qk);
+    weights = {high_.get(), low_.get()};
     const std::int64_t lanes = path.lanes;
     const std::int64_t padded_heads = (p.h_q + lanes - 1) / lanes * lanes;
     per_head_ = Aligned<float>(static_cast<std::size_t>(padded_heads * (3 + kDV + p.d_qk)));
@@ -65,10 +61,8 @@ class Scratch {
   Weights weights{};
 
  private:
-  Aligned<std::uint32_t> keys_, values_, coarse_values_;
-  Aligned<std::int32_t> coarse_sum_;
-  Aligned<std::uint32_t> fine_, coarse_;
-  Aligned<float> coarse_unit_, scores_, per_head_;
+  Aligned<std::uint32_t> keys_, values_, high_, low_;
+  Aligned<float> scores_, per_head_;
 };
 
 // What is the same for every token. The scale is applied to differences of scores, never to the
@@ -102,16 +96,9 @@ void collect_rows(const Params& p, std::int64_t token, std::vector<const std::ui
   }
 }
 
-void prefetch(std::span<const std::uint8_t* const> rows, std::int64_t d_qk) {
-  for (const std::uint8_t* row : rows) {
-    for (std::int64_t i = 0; i < d_qk; i += 64) __builtin_prefetch(row + i, 0, 2);
-    __builtin_prefetch(row + d_qk - 1, 0, 2);  // the last line of a row that starts within one
-  }
-}
-
 void write_group(const Params& p, const Scale& scale, std::int64_t token, std::int64_t head,
                  const Kernels& path, const Group& g) {
-  std::array<float, kMaxGroupHeads> factor{};
+  alignas(64) std::array<float, kMaxGroupHeads> factor{};
   for (int h = 0; h < g.heads; ++h) {
     const double sum = g.sum[h];
     double max_logit = std::abs(scale.logit) * g.max_score[h];
@@ -164,12 +151,13 @@ void attend(const Params& p, const Scale& scale, const Kernels& path, std::int64
     const auto now = rest.first(std::min<std::size_t>(rest.size(), kBlockRows));
     path.load_rows(now, d_qk, s.block);
     const auto later = rest.subspan(now.size());
-    prefetch(later.first(std::min<std::size_t>(later.size(), kBlockRows)), p.d_qk);
+    s.block.upcoming = later.first(std::min<std::size_t>(later.size(), kBlockRows));
     for (Group& g : s.groups) {
       path.score(s.block, d_qk, g, s.scores());
       path.weigh(s.block, scale.factor, s.scores(), g, s.weights);
       path.accumulate(s.block, s.weights, g);
       g.started = true;
+      s.block.upcoming = {};  // once is enough
     }
   }
   head = 0;

@@ -1,23 +1,23 @@
-// The path for CPUs with bf16 dot products (AVX512-BF16, with VNNI and VBMI: Zen 4, Sapphire Rapids
-// and later), where a dot product of bf16 pairs does twice the work of a float32 multiply-add.
+// The path for CPUs with bf16 dot products (AVX512-BF16 with VBMI: Zen 4, Sapphire Rapids and
+// later), where a dot product of bf16 pairs does twice the work of a float32 multiply-add.
 //
-// e4m3 values are exact in bf16, so q·k loses nothing. A weight is not: it is split into a bf16
-// part and what that leaves over, at most 2^-8 of the block's largest weight, which goes as uint8
-// against int8 values through the integer dot product, at half the cost of another bf16 one. Both
-// add up in float32: weights keep 16 bits. docs/design/sparse_mla_cpu.md has the error bound.
+// e4m3 values are exact in bf16, so q·k loses nothing. A weight is not: it is split into the
+// nearest bf16 and the nearest bf16 of what that leaves over, which together keep 16 bits of it,
+// and both multiply V and add up in float32. docs/design/sparse_mla_cpu.md has the error that this
+// leaves.
 //
 // Highway 1.0 has no such target, hence intrinsics; nothing here may be called unless
 // avx512_bf16_path() is not null.
 #include <immintrin.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 
 #include "base/dtypes.h"
 #include "sparse_mla/cpu/kernels.h"
 
 #define SERINUS_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16")))
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")))
 #define SERINUS_AVX512_INLINE SERINUS_AVX512 __attribute__((always_inline)) inline
 
 namespace serinus::sparse_mla {
@@ -29,21 +29,38 @@ constexpr int kTileRows = 6;  // 24 accumulators, 4 vectors of heads, 1 broadcas
 
 // ---------------------------------------------------------------- matrix products
 
-// As in the float32 path, but that a step is a pair of bf16 or a quad of int8.
+// c[r][v] = start + sum over s of a[r * a_row + s * a_step] · b[s][v], where every element is a
+// pair of bf16 and the start is 0 (fresh), c, or c * decay[v]. With `low` the same a also meets
+// low[s][v].
 struct Operands {
   const std::uint32_t* a;
   std::ptrdiff_t a_row, a_step;
   const std::uint32_t* b;
+  const std::uint32_t* low;
   int steps;
   bool fresh;
-  const float* decay;            // floats: null, or what c is multiplied with before
-  const std::int32_t* subtract;  // integers: [rows] what every sum starts below 0
-  const float* unit;             // integers: [width] what a step counts in c
+  const float* decay;
   float* c;
 };
 
 template <int kRows, int kVectors>
-SERINUS_AVX512_INLINE void multiply_bf16(const Operands& o, int at) {
+SERINUS_AVX512_INLINE void add_step(__m512 (&sum)[kRows][kVectors], const std::uint32_t* a,
+                                    std::ptrdiff_t a_row, const std::uint32_t* b) {
+  __m512i row[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) row[v] = _mm512_load_si512(b + v * kLanes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i x = _mm512_set1_epi32(static_cast<int>(a[r * a_row]));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)row[v], (__m512bh)x);
+    }
+  }
+}
+
+template <int kRows, int kVectors, bool kLow>
+SERINUS_AVX512_INLINE void multiply_tile(const Operands& o, int at) {
   constexpr int kWidth = kVectors * kLanes;
   float* const c = o.c + at * kWidth;
   __m512 sum[kRows][kVectors];
@@ -59,20 +76,15 @@ SERINUS_AVX512_INLINE void multiply_bf16(const Operands& o, int at) {
   }
   const std::uint32_t* a = o.a + at * o.a_row;
   const std::uint32_t* b = o.b;
+  const std::uint32_t* low = o.low;
   for (int s = 0; s < o.steps; ++s) {
-    __m512i row[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) row[v] = _mm512_load_si512(b + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i x = _mm512_set1_epi32(static_cast<int>(a[r * o.a_row]));
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)row[v], (__m512bh)x);
-      }
+    add_step(sum, a, o.a_row, b);
+    b += kWidth;
+    if constexpr (kLow) {
+      add_step(sum, a, o.a_row, low);
+      low += kWidth;
     }
     a += o.a_step;
-    b += kWidth;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -81,73 +93,28 @@ SERINUS_AVX512_INLINE void multiply_bf16(const Operands& o, int at) {
   }
 }
 
-template <int kRows, int kVectors>
-SERINUS_AVX512_INLINE void multiply_int8(const Operands& o, int at) {
-  constexpr int kWidth = kVectors * kLanes;
-  float* const c = o.c + at * kWidth;
-  __m512i sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_set1_epi32(-o.subtract[at + r]);
-  }
-  const std::uint32_t* a = o.a + at * o.a_row;
-  const std::uint32_t* b = o.b;
-  for (int s = 0; s < o.steps; ++s) {
-    __m512i row[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) row[v] = _mm512_load_si512(b + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i x = _mm512_set1_epi32(static_cast<int>(a[r * o.a_row]));
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], row[v], x);
-    }
-    a += o.a_step;
-    b += kWidth;
-  }
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    const __m512 unit = _mm512_load_ps(o.unit + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      float* const to = c + r * kWidth + v * kLanes;
-      _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][v]), unit, _mm512_load_ps(to)));
-    }
-  }
-}
-
-template <int kVectors, bool kInt8>
-SERINUS_AVX512 void multiply_width(const Operands& o, int rows) {
+// `rows` is even. Fetches what `fetching` wants on the way.
+template <int kVectors, bool kLow>
+SERINUS_AVX512 void multiply_width(const Operands& o, int rows, const Block* fetching) {
   int r = 0;
   for (; r + kTileRows <= rows; r += kTileRows) {
-    if constexpr (kInt8) {
-      multiply_int8<kTileRows, kVectors>(o, r);
-    } else {
-      multiply_bf16<kTileRows, kVectors>(o, r);
-    }
+    if (fetching != nullptr) fetch_upcoming(*fetching, r / kTileRows, rows / kTileRows);
+    multiply_tile<kTileRows, kVectors, kLow>(o, r);
   }
-  for (; r + 2 <= rows; r += 2) {
-    if constexpr (kInt8) {
-      multiply_int8<2, kVectors>(o, r);
-    } else {
-      multiply_bf16<2, kVectors>(o, r);
-    }
-  }
+  for (; r < rows; r += 2) multiply_tile<2, kVectors, kLow>(o, r);
 }
 
-// `rows` is even.
-template <bool kInt8>
-void multiply(const Operands& o, int rows, int width) {
+template <bool kLow>
+void multiply(const Operands& o, int rows, int width, const Block* fetching) {
   switch (width / kLanes) {
     case 1:
-      return multiply_width<1, kInt8>(o, rows);
+      return multiply_width<1, kLow>(o, rows, fetching);
     case 2:
-      return multiply_width<2, kInt8>(o, rows);
+      return multiply_width<2, kLow>(o, rows, fetching);
     case 3:
-      return multiply_width<3, kInt8>(o, rows);
+      return multiply_width<3, kLow>(o, rows, fetching);
     default:
-      return multiply_width<4, kInt8>(o, rows);
+      return multiply_width<4, kLow>(o, rows, fetching);
   }
 }
 
@@ -156,14 +123,7 @@ void multiply(const Operands& o, int rows, int width) {
 // By magnitude, the lower 7 bits of an e4m3 code.
 struct Tables {
   alignas(64) std::array<std::uint8_t, 128> bf16_low{}, bf16_high{};
-  // [exponent of the block's largest value]: the value in units of coarse_unit(exponent).
-  alignas(64) std::array<std::array<std::int8_t, 128>, 16> coarse{};
 };
-
-// The largest value with this exponent, 1.875 * 2^(e-7), is 120 of these units.
-constexpr float coarse_unit(int exponent) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(exponent - 7 - 6 + 127) << 23);
-}
 
 constexpr Tables make_tables() {
   Tables t;
@@ -172,10 +132,6 @@ constexpr Tables make_tables() {
     const std::uint16_t bits = bf16_from_float(value);
     t.bf16_low[m] = static_cast<std::uint8_t>(bits & 0xff);
     t.bf16_high[m] = static_cast<std::uint8_t>(bits >> 8);
-    for (std::size_t e = 0; e < 16; ++e) {
-      if (m / 8 > e || m == 0x7f) continue;  // not in such a block; NaN shows in the bf16 part
-      t.coarse[e][m] = static_cast<std::int8_t>(value / coarse_unit(static_cast<int>(e)) + 0.5f);
-    }
   }
   return t;
 }
@@ -234,26 +190,6 @@ SERINUS_AVX512 void pack_query(std::span<const std::uint8_t* const> rows, int d_
   }
 }
 
-SERINUS_AVX512_INLINE int largest_exponent(std::span<const std::uint8_t* const> rows) {
-  const __m512i magnitude = _mm512_set1_epi8(0x7f);
-  __m512i top = _mm512_setzero_si512();
-  for (const std::uint8_t* row : rows) {
-    for (int c = 0; c < kDV; c += 64) {
-      const __m512i m = _mm512_and_si512(_mm512_loadu_si512(row + c), magnitude);
-      top = _mm512_max_epu8(top, _mm512_maskz_mov_epi8(_mm512_cmpneq_epi8_mask(m, magnitude), m));
-    }
-  }
-  alignas(64) std::uint8_t each[64];
-  _mm512_store_si512(each, top);
-  return *std::max_element(each, each + 64) >> 3;
-}
-
-SERINUS_AVX512_INLINE __m512i to_coarse(__m512i table0, __m512i table1, __m512i codes) {
-  const __m512i magnitude = _mm512_permutex2var_epi8(table0, codes, table1);
-  return _mm512_mask_sub_epi8(magnitude, _mm512_movepi8_mask(codes), _mm512_setzero_si512(),
-                              magnitude);
-}
-
 // Four vectors whose 32-bit elements go to columns as column_of() says.
 struct Interleaved {
   __m512i at[4];
@@ -267,55 +203,27 @@ SERINUS_AVX512_INLINE Interleaved pair_up(const Bf16Columns& a, const Bf16Column
 
 SERINUS_AVX512 void load_rows(std::span<const std::uint8_t* const> rows, int d_qk, Block& block) {
   static constexpr std::array<std::uint8_t, kMaxDQk> kZeros{};
-  const auto count = static_cast<int>(rows.size());
-  block.rows = count;
-  block.padded = (count + 3) / 4 * 4;
-  const int exponent = largest_exponent(rows);
-  block.coarse_unit = coarse_unit(exponent);
-  const auto& coarse_table = kTables.coarse[static_cast<std::size_t>(exponent)];
-  const __m512i coarse0 = _mm512_load_si512(coarse_table.data());
-  const __m512i coarse1 = _mm512_load_si512(coarse_table.data() + 64);
   const Bf16Table table = bf16_table();
-  const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));  // 128, see weigh()
-
-  for (int k = 0; k < d_qk; k += 64) {
-    __m512i offset_sum[4] = {};
-    for (int n = 0; n < block.padded; n += 4) {
-      Bf16Columns columns[4];
-      __m512i codes[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const std::uint8_t* row =
-            n + i < count ? rows[static_cast<std::size_t>(n + i)] : kZeros.data();
-        codes[i] = _mm512_loadu_si512(row + k);
-        columns[i] = to_bf16(table, codes[i]);
-        std::uint32_t* const to = block.keys + (n + i) * kKeyPitch + k / 2;
-        _mm512_store_si512(to, columns[i].first);
-        _mm512_store_si512(to + 16, columns[i].second);
-      }
+  block.rows = static_cast<int>(rows.size());
+  block.padded = (block.rows + 1) / 2 * 2;
+  for (int n = 0; n < block.padded; n += 2) {
+    const std::uint8_t* const row0 = rows[static_cast<std::size_t>(n)];
+    const std::uint8_t* const row1 =
+        n + 1 < block.rows ? rows[static_cast<std::size_t>(n + 1)] : kZeros.data();
+    std::uint32_t* const key = block.keys + n * kKeyPitch;
+    std::uint32_t* const value = block.values + n / 2 * kValuePitch;
+    for (int k = 0; k < d_qk; k += 64) {
+      const Bf16Columns columns0 = to_bf16(table, _mm512_loadu_si512(row0 + k));
+      const Bf16Columns columns1 = to_bf16(table, _mm512_loadu_si512(row1 + k));
+      _mm512_store_si512(key + k / 2, columns0.first);
+      _mm512_store_si512(key + k / 2 + 16, columns0.second);
+      _mm512_store_si512(key + kKeyPitch + k / 2, columns1.first);
+      _mm512_store_si512(key + kKeyPitch + k / 2 + 16, columns1.second);
       if (k >= kDV) continue;
-      const Interleaved pair01 = pair_up(columns[0], columns[1]);
-      const Interleaved pair23 = pair_up(columns[2], columns[3]);
-      std::uint32_t* const fine = block.values + n / 2 * kValuePitch + k;
+      const Interleaved pairs = pair_up(columns0, columns1);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        _mm512_store_si512(fine + 16 * i, pair01.at[i]);
-        _mm512_store_si512(fine + kValuePitch + 16 * i, pair23.at[i]);
-        codes[i] = to_coarse(coarse0, coarse1, codes[i]);
-      }
-      const Interleaved quads = pair_up(
-          {_mm512_unpacklo_epi8(codes[0], codes[1]), _mm512_unpackhi_epi8(codes[0], codes[1])},
-          {_mm512_unpacklo_epi8(codes[2], codes[3]), _mm512_unpackhi_epi8(codes[2], codes[3])});
-      std::uint32_t* const coarse = block.coarse + n / 4 * kValuePitch + k;
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        _mm512_store_si512(coarse + 16 * i, quads.at[i]);
-        offset_sum[i] = _mm512_dpbusd_epi32(offset_sum[i], offset, quads.at[i]);
-      }
+      for (int i = 0; i < 4; ++i) _mm512_store_si512(value + k + 16 * i, pairs.at[i]);
     }
-    if (k >= kDV) continue;
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) _mm512_store_si512(block.coarse_sum + k + 16 * i, offset_sum[i]);
   }
 }
 
@@ -328,13 +236,12 @@ void score(const Block& block, int d_qk, const Group& group, float* scores) {
                      .a_row = kKeyPitch,
                      .a_step = 1,
                      .b = group.q + k * group.width,
+                     .low = nullptr,
                      .steps = std::min(kSteps, steps - k),
                      .fresh = k == 0,
                      .decay = nullptr,
-                     .subtract = nullptr,
-                     .unit = nullptr,
                      .c = scores},
-                    block.padded, group.width);
+                    block.padded, group.width, nullptr);
   }
 }
 
@@ -354,8 +261,8 @@ SERINUS_AVX512_INLINE __m512 exp2_nonpositive(__m512 x) {
   return _mm512_scalef_ps(y, whole);
 }
 
-// Rounds to bf16 (to nearest, ties to even), left in the upper half of each element. Weights are in
-// [0, 1], or NaN, which the rounding leaves a NaN: exp2 makes quiet ones with few payload bits.
+// Rounds to bf16 (to nearest, ties to even), left in the upper half of each element. The NaN that
+// arithmetic makes stay NaN: only a payload of all ones would overflow.
 SERINUS_AVX512_INLINE __m512i round_to_bf16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -382,34 +289,22 @@ SERINUS_AVX512 void weigh(const Block& block, float factor, const float* scores,
       _mm512_store_ps(group.decay + v, decay);
       sum = _mm512_mul_ps(_mm512_load_ps(group.sum + v), decay);
     }
-    // What rounding to bf16 leaves over is at most 2^-8 of a weight: 127 units either way.
-    const __m512 largest =
-        _mm512_max_ps(_mm512_set1_ps(0x1p-100f),
-                      exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(block_top, top), f)));
-    const __m512 units = _mm512_div_ps(_mm512_set1_ps(127.0f * 256.0f), largest);
-    _mm512_store_ps(weights.coarse_unit + v,
-                    _mm512_div_ps(_mm512_set1_ps(block.coarse_unit), units));
-    for (int n = 0; n < block.padded; n += 4) {
-      __m512i quad = _mm512_setzero_si512();
-      __m512i fine[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
+    for (int n = 0; n < block.padded; n += 2) {
+      __m512i high[2];
+      __m512i low[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
         const __m512 score = _mm512_load_ps(scores + (n + i) * width + v);
         __m512 weight = exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(score, top), f));
         if (n + i >= block.rows) weight = _mm512_setzero_ps();
         sum = _mm512_add_ps(sum, weight);
-        fine[i] = round_to_bf16(weight);
-        const __m512 left = _mm512_sub_ps(weight, _mm512_castsi512_ps(fine[i]));
-        // The integer product takes unsigned weights: 128 more, which load_rows() has summed up.
-        const __m512i coarse = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(left, units)),
-                                                _mm512_set1_epi32(128));
-        const __m512i byte = _mm512_and_si512(coarse, _mm512_set1_epi32(0xff));
-        quad = _mm512_or_si512(quad, _mm512_slli_epi32(byte, static_cast<unsigned>(8 * i)));
+        high[i] = round_to_bf16(weight);
+        low[i] = round_to_bf16(_mm512_sub_ps(weight, _mm512_castsi512_ps(high[i])));
       }
-      std::uint32_t* const to = weights.fine + n / 2 * width + v;
-      _mm512_store_si512(to, _mm512_or_si512(_mm512_srli_epi32(fine[0], 16), fine[1]));
-      _mm512_store_si512(to + width, _mm512_or_si512(_mm512_srli_epi32(fine[2], 16), fine[3]));
-      _mm512_store_si512(weights.coarse + n / 4 * width + v, quad);
+      const int at = n / 2 * width + v;
+      _mm512_store_si512(weights.high + at,
+                         _mm512_or_si512(_mm512_srli_epi32(high[0], 16), high[1]));
+      _mm512_store_si512(weights.low + at, _mm512_or_si512(_mm512_srli_epi32(low[0], 16), low[1]));
     }
     _mm512_store_ps(group.max_score + v, top);
     _mm512_store_ps(group.sum + v, sum);
@@ -417,35 +312,34 @@ SERINUS_AVX512 void weigh(const Block& block, float factor, const float* scores,
 }
 
 void accumulate(const Block& block, const Weights& weights, Group& group) {
-  multiply<false>({.a = block.values,
-                   .a_row = 1,
-                   .a_step = kValuePitch,
-                   .b = weights.fine,
-                   .steps = block.padded / 2,
-                   .fresh = !group.started,
-                   .decay = group.started ? group.decay : nullptr,
-                   .subtract = nullptr,
-                   .unit = nullptr,
-                   .c = group.accumulated},
-                  kDV, group.width);
-  multiply<true>({.a = block.coarse,
+  multiply<true>({.a = block.values,
                   .a_row = 1,
                   .a_step = kValuePitch,
-                  .b = weights.coarse,
-                  .steps = block.padded / 4,
-                  .fresh = false,
-                  .decay = nullptr,
-                  .subtract = block.coarse_sum,
-                  .unit = weights.coarse_unit,
+                  .b = weights.high,
+                  .low = weights.low,
+                  .steps = block.padded / 2,
+                  .fresh = !group.started,
+                  .decay = group.started ? group.decay : nullptr,
                   .c = group.accumulated},
-                 kDV, group.width);
+                 kDV, group.width, &block);
 }
 
-void finish(const Group& group, const float* factor, std::uint16_t* out) {
-  for (int h = 0; h < group.heads; ++h) {
+SERINUS_AVX512 void finish(const Group& group, const float* factor, std::uint16_t* out) {
+  // Scaled and rounded with heads along the vector, then turned, 16 heads at a time.
+  alignas(64) std::uint16_t turned[kDV][kLanes];
+  for (int v = 0; v < group.heads; v += kLanes) {
+    const __m512 scale = _mm512_load_ps(factor + v);
     for (int at = 0; at < kDV; ++at) {
-      out[h * kDV + column_of(at)] =
-          bf16_from_float(group.accumulated[at * group.width + h] * factor[h]);
+      const __m512 x =
+          _mm512_mul_ps(_mm512_load_ps(group.accumulated + at * group.width + v), scale);
+      const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      const __m512i bits = _mm512_mask_mov_epi32(_mm512_srli_epi32(round_to_bf16(x), 16), nan,
+                                                 _mm512_set1_epi32(0x7fc0));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(turned[column_of(at)]),
+                         _mm512_cvtepi32_epi16(bits));
+    }
+    for (int h = 0; h < std::min(group.heads - v, kLanes); ++h) {
+      for (int c = 0; c < kDV; ++c) out[(v + h) * kDV + c] = turned[c][h];
     }
   }
 }
@@ -458,8 +352,7 @@ constexpr Kernels kPath = {"bf16 AVX-512", kLanes, pack_query, load_rows,
 const Kernels* avx512_bf16_path() {
   const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-                   __builtin_cpu_supports("avx512bf16");
+                   __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
   return has ? &kPath : nullptr;
 }
 

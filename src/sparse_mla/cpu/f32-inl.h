@@ -46,11 +46,13 @@ struct Operands {
   bool fresh;
   const float* decay;
   float* c;
+  const Block* fetching = nullptr;  // fetch this block's upcoming rows on the way
 };
 
 template <int kRows, int kVectors>
 inline int multiply_rows(const Operands& o, int r, int rows) {
   for (; r + kRows <= rows; r += kRows) {
+    if (o.fetching != nullptr) fetch_upcoming(*o.fetching, r / kRows, rows / kRows);
     multiply_tile<kRows, kVectors>(o.a + r * o.a_row, o.a_row, o.a_step, o.b, o.steps, o.fresh,
                                    o.decay, o.c + r * kVectors * kLanes);
   }
@@ -60,8 +62,10 @@ inline int multiply_rows(const Operands& o, int r, int rows) {
 template <int kVectors>
 inline void multiply_width(const Operands& o, int rows) {
   int r = multiply_rows<kTileRows, kVectors>(o, 0, rows);
-  r = multiply_rows<2, kVectors>(o, r, rows);
-  multiply_rows<1, kVectors>(o, r, rows);
+  Operands rest = o;
+  rest.fetching = nullptr;
+  r = multiply_rows<2, kVectors>(rest, r, rows);
+  multiply_rows<1, kVectors>(rest, r, rows);
 }
 
 inline void multiply(const Operands& o, int rows, int width) {
@@ -135,7 +139,7 @@ void weigh(const Block& block, float factor, const float* scores, Group& group, 
     for (int n = 0; n < block.rows; ++n) {
       const F weight =
           exp2_nonpositive(multiply(subtract(load(scores + n * group.width + v), top), f));
-      store(weight, floats(weights.fine) + n * group.width + v);
+      store(weight, floats(weights.high) + n * group.width + v);
       sum = add(sum, weight);
     }
     store(top, group.max_score + v);
@@ -147,11 +151,12 @@ void accumulate(const Block& block, const Weights& weights, Group& group) {
   multiply({.a = floats(block.keys),
             .a_row = 1,
             .a_step = kKeyPitch,
-            .b = floats(weights.fine),
+            .b = floats(weights.high),
             .steps = block.rows,
             .fresh = !group.started,
             .decay = group.decay,
-            .c = group.accumulated},
+            .c = group.accumulated,
+            .fetching = &block},
            kDV, group.width);
 }
 

@@ -18,7 +18,7 @@
 namespace serinus::sparse_mla {
 
 inline constexpr int kMaxDQk = 576;
-inline constexpr int kBlockRows = 120;   ///< KV rows converted at a time; a multiple of 4
+inline constexpr int kBlockRows = 96;    ///< KV rows converted at a time; even
 inline constexpr int kGroupVectors = 4;  ///< vectors of heads worked on at a time
 inline constexpr int kMaxLanes = 16;     ///< of any path
 inline constexpr int kMaxGroupHeads = kGroupVectors * kMaxLanes;
@@ -48,19 +48,37 @@ class Aligned {
 /// need `keys` alone.
 struct Block {
   int rows = 0;           ///< that count
-  int padded = 0;         ///< rows rounded up to a multiple of 4; the ones beyond are zeros
-  std::uint32_t* keys;    ///< f32, or bf16 pairs of neighbouring columns
-  std::uint32_t* values;  ///< bf16 pairs of neighbouring rows
-  std::uint32_t* coarse;  ///< int8 quads of neighbouring rows, in units of coarse_unit
-  std::int32_t* coarse_sum;
-  float coarse_unit = 0;
+  int padded = 0;         ///< rows rounded up to an even number; the one beyond is zeros
+  std::uint32_t* keys;    ///< [rows][kKeyPitch] f32, or bf16 pairs of neighbouring columns
+  std::uint32_t* values;  ///< [rows / 2][kValuePitch] bf16 pairs of neighbouring rows
+  /// What will be loaded next. accumulate() fetches it into the cache as it goes: it has the most
+  /// arithmetic to hide that behind.
+  std::span<const std::uint8_t* const> upcoming;
+  int row_bytes = 0;
 };
+
+/// Fetches the part `step` of `steps` of block.upcoming.
+inline void fetch_upcoming(const Block& block, int step, int steps) {
+  const auto rows = static_cast<int>(block.upcoming.size());
+  if (step == 0) {
+    // Scattered rows miss the TLB too, and a page walk holds up the arithmetic that follows it.
+    // Side by side the walks overlap.
+    for (const std::uint8_t* row : block.upcoming) __builtin_prefetch(row, 0, 2);
+  }
+  for (int r = rows * step / steps; r < rows * (step + 1) / steps; ++r) {
+    const std::uint8_t* row = block.upcoming[static_cast<std::size_t>(r)];
+    for (int i = 0; i < block.row_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + block.row_bytes - 1, 0, 2);  // of a row that begins within a line
+  }
+  // gcc takes a function that does nothing but prefetch for one without effect, and leaves out the
+  // calls.
+  asm volatile("");
+}
 
 /// The weights of a block: exp(logit - max) of each row and head.
 struct Weights {
-  std::uint32_t* fine;    ///< f32, or bf16 pairs of neighbouring rows
-  std::uint32_t* coarse;  ///< uint8 quads: what bf16 left over, in units of coarse_unit
-  float* coarse_unit;     ///< [width]
+  std::uint32_t* high;  ///< [rows][width] f32, or [rows / 2][width] bf16 pairs of neighbouring rows
+  std::uint32_t* low;   ///< bf16 pairs: what rounding to `high` left over
 };
 
 /// One group of heads of one token.
