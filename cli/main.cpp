@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <serinus/error.h>
@@ -93,7 +93,7 @@ int report(const Error& e, ExitCode code) {
 // A full disk or a closed file shows when the buffer is written, at the latest here.
 void check_output() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    raise(errors::Page::output_not_written, {{"got", std::strerror(errno)}});
+    raise(errors::Page::output_not_written, {{"got", std::generic_category().message(errno)}});
 }
 
 int run(CLI::App& app, int argc, char** argv) {

@@ -213,7 +213,8 @@ std::string draw_byte_map(const KvLayout& layout, int width) {
       const std::string label = p.label();
       out += fmt::format("a token of {}{}\n", fit(label, std::min(label.size(), columns - 30)),
                          more ? ", and its like" : "");
-      out += bar(with_padding(std::move(token), 0, std::max(stride, token.back().end)), columns);
+      const std::int64_t end = std::max(stride, token.back().end);
+      out += bar(with_padding(std::move(token), 0, end), columns);
     }
   }
   return out;

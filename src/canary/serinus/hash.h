@@ -7,11 +7,7 @@
 
 #include <serinus/canary.h>
 
-#ifdef __CUDACC__
-#define SERINUS_HOST_DEVICE __host__ __device__
-#else
-#define SERINUS_HOST_DEVICE
-#endif
+#include "gpu/host_device.h"
 
 namespace serinus::canary::hash {
 

@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define SERINUS_HOST_DEVICE __host__ __device__
-#else
-#define SERINUS_HOST_DEVICE
-#endif
+#include "gpu/host_device.h"
 
 namespace serinus::canary::sglang::hash {
 
