@@ -39,10 +39,12 @@ struct SparseMlaPrefill {
 };
 
 /// logits = sm_scale * q_scale * kv_scale * (q . k);  out = kv_scale * sum p v.
-/// Bitwise repeatable. CUDA: stream-ordered, no allocation, no host synchronisation, capturable in
-/// a graph. `threads` concerns the CPU backend alone: 0 = all that the machine has. Throws
-/// ValueError/TypeError for arguments (checked in the order of the fields), RuntimeError where this
-/// build or GPU cannot run it. Outputs are untouched when it throws.
+/// An fp8 NaN that is read makes out, max_logits and lse NaN for that (query, head) alone; a NaN
+/// sink makes out NaN, also in a row without a single valid index. Bitwise repeatable. CUDA:
+/// stream-ordered, no allocation, no host synchronisation, capturable in a graph. `threads`
+/// concerns the CPU backend alone: 0 = all that the machine has. Throws ValueError/TypeError for
+/// arguments (checked in the order of the fields), RuntimeError where this build or GPU cannot run
+/// it. Outputs are untouched when it throws.
 void sparse_mla_prefill(const SparseMlaPrefill& args, Stream stream = {}, int threads = 0);
 
 /// Workspace that the call needs, from shapes alone.
@@ -59,7 +61,8 @@ CanRun can_run(const SparseMlaPrefill& args) noexcept;
 
 /// The same checks as SGLang's sparse_mla_q8kv8_prefill_fwd, in its order and with its messages
 /// (contiguous tensors, h_q a multiple of 64, topk of 128, sink only with topk_length).
-/// `require_cuda` false lets CPU tensors through.
+/// `require_cuda` false lets CPU tensors through. An output without data and dimensions counts as
+/// not given: the compatible function allocates it.
 void check_sglang_contract(const SparseMlaPrefill& args, bool require_cuda = true);
 
 }  // namespace serinus

@@ -25,8 +25,15 @@ void require_size(bool holds, const char* name, const char* want, std::int64_t g
   raise(Page::sparse_mla_unsupported_size, {{"name", name}, {"want", want}, {"got", text(got)}});
 }
 
+bool not_given(const TensorView& t) {
+  return t.data == nullptr && t.rank == 0;
+}
+
 void check_outputs_apart(const SparseMlaPrefill& a) {
-  if (may_alias(a.out, a.max_logits) || may_alias(a.out, a.lse) || may_alias(a.max_logits, a.lse)) {
+  const auto overlap = [](const TensorView& x, const TensorView& y) {
+    return !not_given(x) && !not_given(y) && may_alias(x, y);
+  };
+  if (overlap(a.out, a.max_logits) || overlap(a.out, a.lse) || overlap(a.max_logits, a.lse)) {
     raise(Page::sparse_mla_outputs_alias, {{"argument", "out, max_logits, lse"}});
   }
 }
@@ -156,10 +163,6 @@ void check_is(const char* name, const TensorView& t, DType want, DTypeNames want
 // A size that the compatible function takes in one form only; the page holds the words.
 void require(bool holds, Page page, const char* name, std::int64_t got) {
   if (!holds) raise(page, {{"argument", name}, {"got", text(got)}});
-}
-
-bool not_given(const TensorView& t) {
-  return t.data == nullptr && t.rank == 0;
 }
 
 }  // namespace

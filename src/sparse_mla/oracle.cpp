@@ -1,8 +1,9 @@
-#include "tests/sparse_mla/oracle.h"
+#include "sparse_mla/oracle.h"
 
 #include <cmath>
+#include <limits>
 
-namespace serinus::testing {
+namespace serinus::oracle {
 
 double e4m3_value(std::uint8_t code) {
   const int exponent = code / 8 % 16;
@@ -25,7 +26,7 @@ double bf16_value(std::uint16_t code) {
   return sign * (1 + mantissa / 128.0) * std::pow(2.0, exponent - 127);
 }
 
-Reference reference_prefill(const SparseMlaPrefill& a) {
+Reference prefill(const SparseMlaPrefill& a) {
   const double inf = std::numeric_limits<double>::infinity();
   const std::int64_t s_q = a.q.shape[0];
   const std::int64_t h_q = a.q.shape[1];
@@ -94,4 +95,4 @@ double relative_error(const std::vector<double>& x, const std::vector<double>& r
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
-}  // namespace serinus::testing
+}  // namespace serinus::oracle
