@@ -93,7 +93,9 @@ TensorView TensorView::from_dlpack(const DLTensorLike& t, DType dtype) {
     const auto d = static_cast<std::size_t>(i);
     v.shape[d] = t.shape[d];
     v.strides[d] = t.strides != nullptr ? t.strides[d] : dense;
-    dense *= v.shape[d];
+    // Wraps for sizes that no memory holds; the checks at the door refuse those.
+    dense = static_cast<std::int64_t>(static_cast<std::uint64_t>(dense) *
+                                      static_cast<std::uint64_t>(v.shape[d]));
   }
   return v;
 }

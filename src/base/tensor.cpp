@@ -26,6 +26,16 @@ const char* name_of(DType t) noexcept {
   return "unknown";
 }
 
+namespace {
+
+// Sizes come from outside: a product that 64 bits do not hold wraps here without harm, and the
+// checks at the door refuse the view (SRN1013).
+std::int64_t wrapping_product(std::int64_t a, std::int64_t b) noexcept {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+
+}  // namespace
+
 TensorView::TensorView(void* d, DType t, std::span<const std::int64_t> dims, Device dev)
     : data(d), dtype(t), device(dev), rank(static_cast<int>(dims.size())) {
   std::int64_t dense = 1;
@@ -33,7 +43,7 @@ TensorView::TensorView(void* d, DType t, std::span<const std::int64_t> dims, Dev
     if (i >= kMaxRank) continue;  // the rank check at the door reports it
     shape[i] = dims[i];
     strides[i] = dense;
-    dense *= dims[i];
+    dense = wrapping_product(dense, dims[i]);
   }
 }
 
@@ -48,17 +58,22 @@ TensorView::TensorView(void* d, DType t, std::initializer_list<std::int64_t> dim
 
 std::int64_t TensorView::numel() const noexcept {
   std::int64_t n = 1;
-  for (int i = 0; i < rank && i < kMaxRank; ++i) n *= shape[static_cast<std::size_t>(i)];
+  for (int i = 0; i < rank && i < kMaxRank; ++i) {
+    n = wrapping_product(n, shape[static_cast<std::size_t>(i)]);
+  }
   return n;
 }
 
 bool TensorView::is_contiguous() const noexcept {
-  if (numel() == 0) return true;
+  if (rank < 0 || rank > kMaxRank) return false;
+  for (int i = 0; i < rank; ++i) {
+    if (shape[static_cast<std::size_t>(i)] == 0) return true;
+  }
   std::int64_t dense = 1;
   for (int i = rank - 1; i >= 0; --i) {
     const auto d = static_cast<std::size_t>(i);
     if (shape[d] != 1 && strides[d] != dense) return false;
-    dense *= shape[d];
+    dense = wrapping_product(dense, shape[d]);
   }
   return true;
 }
