@@ -1,0 +1,459 @@
+// The two attending warpgroups. Each scores its own block of every pair for 64 heads (S = Q K^T),
+// turns the scores into weights P, and sums its own half of V over both blocks of the pair (O += P
+// V).
+//
+// A step of the loop works on two pairs: scores of this one, values of the one before. Between
+// partners go, per pair: the maxima of a block's rows, so that both weigh by the same, exact
+// running maximum; then P; with the last pair of a work item also the sums of the weights.
+// docs/design/sparse_mla_sm90.md draws the order and says why no stage is overwritten early.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "gpu/ptx/copy.cuh"
+#include "gpu/ptx/math.cuh"
+#include "gpu/ptx/shared.cuh"
+#include "gpu/ptx/sync.cuh"
+#include "gpu/ptx/wgmma.cuh"
+#include "sparse_mla/sm90/row_end.cuh"
+#include "sparse_mla/sm90/work.cuh"
+
+namespace serinus::sparse_mla::sm90 {
+
+template <class C>
+struct Attend {
+  const KernelParams& k;
+  const Places<C> at;
+  const std::uint32_t warpgroup, warp, lane;
+  const std::uint32_t half;   // which of the partners this is
+  const std::uint32_t group;  // its 64 heads among those of the CTA
+  const std::uint32_t peer;   // duo: rank of the partner's CTA
+  float scale;                // of a score, to a logit in units of log 2; positive
+  bool negative;              // scores change their sign first
+  float kv_scale;
+
+  // Rows r (index 0) and r + 8 (index 1) of this thread, r = 16 warp + lane / 4.
+  float scores[32];              // S
+  std::uint32_t weights[8];      // P, as registers of A
+  float sums[128];               // O
+  float max[2];                  // of all scores so far: common to the partners
+  float block_max[2];            // of this block's
+  float sum[2], rounded_sum[2];  // of own weights, exact and as rounded to e4m3
+
+  std::uint32_t pair = 0;  // the one whose scores are due
+  Ring<C::kOwnStages> own, own_before;
+  std::uint32_t turn = 0;  // work items begun
+
+  __device__ __forceinline__ Attend(const KernelParams& params, Places<C> places,
+                                    std::uint32_t rank, std::uint32_t wg, std::uint32_t thread)
+      : k(params),
+        at(places),
+        warpgroup(wg),
+        warp(__shfl_sync(~0u, thread / 32, 0)),
+        lane(thread % 32),
+        half(C::kDuo ? rank : wg),
+        group(C::kDuo ? wg : 0),
+        peer(rank ^ 1) {
+    kv_scale = *k.p.kv_scale;
+    const float s = k.p.sm_scale * *k.p.q_scale * kv_scale * kLog2e;
+    negative = s < 0;
+    // Not 0, which would make NaN of the -inf of a masked score; this is 0 for every real score.
+    scale = fmaxf(fabsf(s), 1e-37f);
+  }
+
+  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
+  static __device__ __forceinline__ std::uint32_t parity(std::uint32_t pair) {
+    return pair >> 1 & 1;
+  }
+
+  // ---- Turns (duo). The tensor-core phases of the two warpgroups exclude each other, so that the
+  // softmax of one hides behind the products of the other.
+  __device__ __forceinline__ void wait_for_turn() const {
+    if constexpr (C::kDuo) ptx::named_barrier_sync(1 + static_cast<int>(warpgroup), 256);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (C::kDuo) ptx::named_barrier_arrive(2 - static_cast<int>(warpgroup), 256);
+  }
+
+  // ---- Scores.
+  __device__ __forceinline__ std::uint32_t k_slot() const {
+    return C::kDuo ? pair & 1 : (pair & 1) * 2 + half;
+  }
+
+  __device__ __forceinline__ void issue_scores(bool first) {
+    if (first) ptx::mbarrier_wait(at.barrier(kQFull, group), turn & 1);
+    ptx::mbarrier_wait(at.barrier(kKFull, k_slot()), parity(pair));
+    // Tiles of K: own half of V, other half of V, rope; those of Q in the same order.
+    std::uint32_t k_own, k_rest;
+    if constexpr (C::kDuo) {
+      k_own = at.own(own.stage);
+      k_rest = at.rest(pair & 1);
+    } else {
+      k_own = at.block(pair & 1, half) + half * (kTilesInHalf * kTile);
+      k_rest = at.block(pair & 1, half) + (1 - half) * (kTilesInHalf * kTile);
+    }
+    const std::uint32_t k_rope =
+        C::kDuo ? k_rest + kTilesInHalf * kTile : at.block(pair & 1, half) + C::kRope * kTile;
+    const std::uint32_t q = at.q(group);
+    const std::uint64_t q_own = ptx::matrix_descriptor(q + half * (kTilesInHalf * kTile));
+    const std::uint64_t q_rest = ptx::matrix_descriptor(q + (1 - half) * (kTilesInHalf * kTile));
+    ptx::wgmma_fence();
+    multiply_scores<kTilesInHalf>(q_own, ptx::matrix_descriptor(k_own), false);
+    multiply_scores<kTilesInHalf>(q_rest, ptx::matrix_descriptor(k_rest), true);
+    if constexpr (C::kChunks > C::kRope) {
+      multiply_scores<1>(ptx::matrix_descriptor(q + C::kRope * kTile),
+                         ptx::matrix_descriptor(k_rope), true);
+    }
+    ptx::wgmma_commit();
+  }
+  template <int kTiles>
+  __device__ __forceinline__ void multiply_scores(std::uint64_t q, std::uint64_t kk, bool add) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {  // 32 bytes of k each: a descriptor counts in 16
+      const int offset = (i / 2 * kTile + i % 2 * 32) / 16;
+      ptx::wgmma_m64n64k32(scores, q + offset, kk + offset, add || i > 0);
+    }
+  }
+
+  /// After the scores' product is done: frees what it read, masks, and takes the block's maxima.
+  __device__ __forceinline__ void finish_scores(bool last) {
+    ptx::pin(scores);
+    const uint2 mask = ptx::load_shared_u32x2(at.mask(k_slot()));
+    __syncwarp();
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive(at.barrier(kKDone, k_slot()));
+      if (last) ptx::mbarrier_arrive(at.barrier(kQFree, group));
+    }
+    if (negative) {
+#pragma unroll
+      for (float& s : scores) s = -s;
+    }
+    if ((mask.x & mask.y) != ~0u) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
+        if ((bits & 1) == 0) scores[4 * j] = scores[4 * j + 2] = -INFINITY;
+        if ((bits & 2) == 0) scores[4 * j + 1] = scores[4 * j + 3] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float m = fmaxf(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < 8; ++j)
+        m = fmaxf(m, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+      block_max[r] = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+    }
+  }
+
+  // ---- Partners. What this warpgroup receives lies at its own number; it sends to the partner's,
+  // in the other CTA of a duo, in the other warpgroup of a solo.
+  __device__ __forceinline__ std::uint32_t receiver() const {
+    return C::kDuo ? warpgroup : warpgroup ^ 1;
+  }
+  /// One value a row: lanes 0 and 1 of four speak for rows r and r + 8.
+  template <class T>
+  __device__ __forceinline__ void send_rows(std::uint32_t dst, T a, T b, std::uint32_t bar) const {
+    const std::uint32_t which = lane % 4;
+    if (which < 2) {
+      dst += (row() + 8 * which) * static_cast<std::uint32_t>(sizeof(T));
+      const T v = which == 0 ? a : b;
+      if constexpr (C::kDuo) {
+        ptx::store_to_peer(ptx::address_in_cta(dst, peer), v, ptx::address_in_cta(bar, peer));
+      } else {
+        ptx::store_shared(dst, v);
+      }
+    }
+  }
+  /// Solo: what was stored before by this warp is there.
+  __device__ __forceinline__ void tell(std::uint32_t bar) const {
+    if constexpr (!C::kDuo) {
+      __syncwarp();
+      if (ptx::elect_one()) ptx::mbarrier_arrive(bar);
+    }
+  }
+
+  __device__ __forceinline__ void send_max(bool last) const {
+    const std::uint32_t slot = pair & 1;
+    if constexpr (C::kDuo) {
+      // What this warpgroup is going to receive. The partner answers with P only once it has the
+      // maxima of all four warps, so this comes in time.
+      if (warp == 0 && ptx::elect_one()) {
+        ptx::mbarrier_arrive_expect(at.barrier(kMaxFull, warpgroup * 2 + slot),
+                                    sizeof(RowStats::max));
+        ptx::mbarrier_arrive_expect(at.barrier(kPFull, warpgroup * 2 + slot),
+                                    kTile + (last ? sizeof(RowStats::sums) : 0));
+      }
+      __syncwarp();
+    }
+    const std::uint32_t bar = at.barrier(kMaxFull, receiver() * 2 + slot);
+    send_rows(at.stats(receiver(), slot) + offsetof(RowStats, max), block_max[0], block_max[1],
+              bar);
+    tell(bar);
+  }
+
+  /// The common maximum with this pair in it. What was summed before is scaled to it.
+  __device__ __forceinline__ void receive_max(bool first) {
+    const std::uint32_t slot = pair & 1;
+    ptx::mbarrier_wait(at.barrier(kMaxFull, warpgroup * 2 + slot), parity(pair));
+    const std::uint32_t theirs = at.stats(warpgroup, slot) + offsetof(RowStats, max) + row() * 4;
+    float next[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      next[r] = fmaxf(block_max[r], ptx::load_shared_f32(theirs + 32 * r));
+    if (first) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = next[r];
+        sum[r] = rounded_sum[r] = 0;
+      }
+      return;
+    }
+    if (!__any_sync(~0u, next[0] > max[0] || next[1] > max[1])) return;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      next[r] = fmaxf(next[r], max[r]);
+      factor[r] = ptx::exp2_approx((max[r] - finite_max(next[r])) * scale);
+      max[r] = next[r];
+      sum[r] *= factor[r];
+      rounded_sum[r] *= factor[r];
+    }
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      sums[4 * j] *= factor[0];
+      sums[4 * j + 1] *= factor[0];
+      sums[4 * j + 2] *= factor[1];
+      sums[4 * j + 3] *= factor[1];
+    }
+  }
+
+  // ---- Softmax: scores to weights, kept as operand of the own product and sent to the partner.
+  __device__ __forceinline__ void weigh_and_send(bool last) {
+    const float shift[2] = {kWeightShift - finite_max(max[0]) * scale,
+                            kWeightShift - finite_max(max[1]) * scale};
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {  // 16 tokens
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          w[i] = ptx::exp2_approx(fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale, shift[r]));
+        }
+        sum[r] += (w[0] + w[1]) + (w[2] + w[3]);
+        weights[u / 2 * 4 + u % 2 * 2 + r] = ptx::pack_e4m3(w[0], w[1], w[2], w[3]);
+      }
+    }
+    send_weights(last);
+  }
+
+  __device__ __forceinline__ void send_weights(bool last) {
+    const std::uint32_t slot = pair & 1;
+    const std::uint32_t bar = at.barrier(kPFull, receiver() * 2 + slot);
+    const std::uint32_t dst = at.p(receiver(), slot);
+    const std::uint32_t tile = C::kDuo ? at.p_send(warpgroup) : dst;
+    // Matrix m of a store: tokens 16 m to 16 m + 15 of 8 rows.
+    const std::uint32_t place = tile + in_tile(warp * 16 + lane % 8, lane / 8);
+    ptx::store_matrix_x4(place, {weights[0], weights[2], weights[4], weights[6]});
+    ptx::store_matrix_x4(place + 8 * 64, {weights[1], weights[3], weights[5], weights[7]});
+    ptx::fence_proxy_async();
+    if constexpr (C::kDuo) {
+      __syncwarp();
+      if (ptx::elect_one()) {
+        const std::uint32_t rows = warp * (16 * 64);
+        ptx::bulk_copy_to_peer(ptx::address_in_cta(dst + rows, peer), tile + rows, 16 * 64,
+                               ptx::address_in_cta(bar, peer));
+      }
+    }
+    sum_rounded();
+    if (last) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sum[r] = over_four_lanes(sum[r]);
+        rounded_sum[r] = over_four_lanes(rounded_sum[r]);
+      }
+      send_rows(at.stats(receiver(), slot) + offsetof(RowStats, sums),
+                make_float2(sum[0], rounded_sum[0]), make_float2(sum[1], rounded_sum[1]), bar);
+    }
+    tell(bar);
+  }
+
+  /// The denominator is the sum of what multiplies V: of the weights after rounding.
+  __device__ __forceinline__ void sum_rounded() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const __half2 s =
+          __hadd2(__hadd2(ptx::sum_e4m3(weights[r]), ptx::sum_e4m3(weights[2 + r])),
+                  __hadd2(ptx::sum_e4m3(weights[4 + r]), ptx::sum_e4m3(weights[6 + r])));
+      rounded_sum[r] += __low2float(s) + __high2float(s);
+    }
+  }
+  static __device__ __forceinline__ float over_four_lanes(float v) {
+    v += __shfl_xor_sync(~0u, v, 1);
+    return v + __shfl_xor_sync(~0u, v, 2);
+  }
+
+  // ---- Values, of the pair `before`: own block from registers, the partner's from shared memory.
+  __device__ __forceinline__ void issue_values(std::uint32_t before, bool first,
+                                               const Ring<C::kOwnStages>& own_slot) {
+    const std::uint32_t slot = before & 1;
+    std::uint32_t v_own, v_other;
+    if constexpr (C::kDuo) {
+      ptx::mbarrier_wait(at.barrier(kOwnFull, own_slot.stage), own_slot.parity);
+      v_own = at.own(own_slot.stage);
+      v_other = at.other(slot);
+    } else {
+      ptx::mbarrier_wait(at.barrier(kVFull, slot * 2 + half), parity(before));
+      v_own = at.block(slot, half) + half * (kTilesInHalf * kTile);
+      v_other = at.block(slot, half ^ 1) + half * (kTilesInHalf * kTile);
+    }
+    ptx::wgmma_fence();
+    const std::uint64_t own_v = ptx::matrix_descriptor(v_own);
+    ptx::wgmma_m64n256k32(sums, weights, own_v, !first);
+    ptx::wgmma_m64n256k32(sums, weights + 4, own_v + 2, true);
+    ptx::wgmma_commit();
+
+    ptx::mbarrier_wait(at.barrier(kPFull, warpgroup * 2 + slot), parity(before));
+    if constexpr (C::kDuo) {
+      ptx::mbarrier_wait(at.barrier(kOtherFull, slot), parity(before));
+    } else {
+      ptx::mbarrier_wait(at.barrier(kVFull, slot * 2 + (half ^ 1)), parity(before));
+    }
+    const std::uint64_t p = ptx::matrix_descriptor(at.p(warpgroup, slot));
+    const std::uint64_t other_v = ptx::matrix_descriptor(v_other);
+    ptx::wgmma_m64n256k32(sums, p, other_v, true);
+    ptx::wgmma_m64n256k32(sums, p + 2, other_v + 2, true);
+    ptx::wgmma_commit();
+  }
+
+  /// After the values' products are done: frees what they read.
+  __device__ __forceinline__ void finish_values(std::uint32_t before,
+                                                const Ring<C::kOwnStages>& own_slot) {
+    ptx::pin(sums);
+    __syncwarp();
+    if (ptx::elect_one()) {
+      if constexpr (C::kDuo) {
+        ptx::mbarrier_arrive(at.barrier(kOwnFree, own_slot.stage));
+        ptx::mbarrier_arrive(at.barrier(kOtherFree, before & 1));
+      } else {
+        ptx::mbarrier_arrive(at.barrier(kVFree, before & 1));
+      }
+    }
+  }
+
+  // ---- Epilogue.
+  __device__ __forceinline__ void write_rows(const Work& w, std::uint32_t before) const {
+    const std::uint32_t theirs =
+        at.stats(warpgroup, before & 1) + offsetof(RowStats, sums) + row() * 8;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 other = ptx::load_shared_f32x2(theirs + 64 * r);
+      const float all = sum[r] + other.x, all_weights = rounded_sum[r] + other.y;
+      const float log2_max = max[r] * scale;
+      const std::uint32_t in_item = group * 64 + row() + 8 * r, head = w.head + in_item;
+      const bool speaks = half == 0 && lane % 4 == 0;
+      // This lane's 8 columns of each 32: see transpose.cuh.
+      const std::uint32_t column = half * 256 + lane % 4 * 8;
+      if (k.splits > 1) {
+        const std::size_t at_row = std::size_t{w.item} * C::kHeads + in_item;
+        float* out = k.partial_out + at_row * kDV + column;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float* s = &sums[16 * j + 2 * r];
+          reinterpret_cast<float4*>(out + 32 * j)[0] = {s[0], s[1], s[4], s[5]};
+          reinterpret_cast<float4*>(out + 32 * j)[1] = {s[8], s[9], s[12], s[13]};
+        }
+        if (speaks) k.partial_stats[at_row] = {log2_max, all, all_weights, 0};
+      } else if (head < k.p.h_q) {
+        const RowEnd end(k.p, head, kv_scale, log2_max, all, all_weights);
+        const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
+        std::uint16_t* out = k.p.out + at_row * kDV + column;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float* s = &sums[16 * j + 2 * r];
+          *reinterpret_cast<uint4*>(out + 32 * j) = {
+              bf16x2(s[0] * end.factor, s[1] * end.factor),
+              bf16x2(s[4] * end.factor, s[5] * end.factor),
+              bf16x2(s[8] * end.factor, s[9] * end.factor),
+              bf16x2(s[12] * end.factor, s[13] * end.factor)};
+        }
+        if (speaks) {
+          k.p.max_logits[at_row] = end.max_logits;
+          k.p.lse[at_row] = end.lse;
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ std::uint32_t bf16x2(float lo, float hi) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<const std::uint32_t*>(&v);
+  }
+
+  // ---- The loop.
+  __device__ __forceinline__ void run(std::uint32_t first_item, std::uint32_t step) {
+    Work w = work_item<C>(k, first_item);
+    if (warpgroup == 1) pass_turn();
+    wait_for_turn();
+    issue_scores(true);
+    pass_turn();
+    ptx::wgmma_wait<0>();
+    std::uint32_t i = 0;
+    bool first = true, last = w.pairs == 1;
+    finish_scores(last);
+    send_max(last);
+    receive_max(true);
+    weigh_and_send(last);
+    while (true) {
+      // The pair before: first and last of `done`?
+      const bool was_first = first, was_last = last;
+      const Work done = w;
+      own_before = own;
+      if (was_last) {
+        if (w.item + step >= k.items) break;
+        w = work_item<C>(k, w.item + step);
+        i = 0;
+        ++turn;
+      } else {
+        ++i;
+      }
+      first = i == 0;
+      last = i + 1 == w.pairs;
+      ++pair;
+      own.advance();
+
+      wait_for_turn();
+      if constexpr (C::kDuo) {
+        issue_scores(first);
+        issue_values(pair - 1, was_first, own_before);
+        pass_turn();
+        ptx::wgmma_wait<2>();
+        finish_scores(last);
+        send_max(last);
+        ptx::wgmma_wait<0>();
+        finish_values(pair - 1, own_before);
+        if (was_last) write_rows(done, pair - 1);
+      } else {
+        issue_values(pair - 1, was_first, own_before);
+        issue_scores(first);
+        ptx::wgmma_wait<1>();
+        finish_values(pair - 1, own_before);
+        if (was_last) write_rows(done, pair - 1);
+        ptx::wgmma_wait<0>();
+        finish_scores(last);
+        send_max(last);
+      }
+      receive_max(first);
+      weigh_and_send(last);
+    }
+    wait_for_turn();
+    issue_values(pair, first, own);
+    if (warpgroup == 0) pass_turn();
+    ptx::wgmma_wait<0>();
+    finish_values(pair, own);
+    write_rows(w, pair);
+  }
+};
+
+}  // namespace serinus::sparse_mla::sm90
