@@ -46,17 +46,15 @@ __device__ __forceinline__ void pin(float (&d)[kN]) {
 // clang-format off
 #define SERINUS_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SERINUS_ACC32(d, i) SERINUS_ACC4(d, i), SERINUS_ACC4(d, i + 4), SERINUS_ACC4(d, i + 8), SERINUS_ACC4(d, i + 12), SERINUS_ACC4(d, i + 16), SERINUS_ACC4(d, i + 20), SERINUS_ACC4(d, i + 24), SERINUS_ACC4(d, i + 28)
-#define SERINUS_ACC128(d) SERINUS_ACC32(d, 0), SERINUS_ACC32(d, 32), SERINUS_ACC32(d, 64), SERINUS_ACC32(d, 96)
+#define SERINUS_ACC64(d) SERINUS_ACC32(d, 0), SERINUS_ACC32(d, 32)
 #define SERINUS_REGS32 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31}"
-#define SERINUS_REGS128 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, " \
-  "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, " \
-  "%120, %121, %122, %123, %124, %125, %126, %127}"
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define SERINUS_REGS64 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
+  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
+  "%60, %61, %62, %63}"
 // clang-format on
 
 /// d = a b, or d += a b where `add`; a [64][32], b [64][32] in shared memory.
@@ -70,32 +68,32 @@ __device__ __forceinline__ void wgmma_m64n64k32(float (&d)[32], std::uint64_t a,
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-/// The same with b [256][32].
-__device__ __forceinline__ void wgmma_m64n256k32(float (&d)[128], std::uint64_t a, std::uint64_t b,
+/// The same with b [128][32].
+__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], std::uint64_t a, std::uint64_t b,
                                                  bool add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 " SERINUS_REGS128
-      ", %128, %129, add, 1, 1;\n}"
-      : SERINUS_ACC128(d)
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " SERINUS_REGS64
+      ", %64, %65, add, 1, 1;\n}"
+      : SERINUS_ACC64(d)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
 /// The same with a in registers, which must stay as they are until the product is done.
-__device__ __forceinline__ void wgmma_m64n256k32(float (&d)[128], const std::uint32_t* a,
+__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], const std::uint32_t* a,
                                                  std::uint64_t b, bool add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 " SERINUS_REGS128
-      ", {%128, %129, %130, %131}, %132, add, 1, 1;\n}"
-      : SERINUS_ACC128(d)
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " SERINUS_REGS64
+      ", {%64, %65, %66, %67}, %68, add, 1, 1;\n}"
+      : SERINUS_ACC64(d)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 #undef SERINUS_ACC4
 #undef SERINUS_ACC32
-#undef SERINUS_ACC128
+#undef SERINUS_ACC64
 #undef SERINUS_REGS32
-#undef SERINUS_REGS128
+#undef SERINUS_REGS64
 
 }  // namespace serinus::gpu::ptx

@@ -28,20 +28,18 @@ struct Attend {
   const std::uint32_t half;   // which of the partners this is
   const std::uint32_t group;  // its 64 heads among those of the CTA
   const std::uint32_t peer;   // duo: rank of the partner's CTA
-  float scale;                // of a score, to a logit in units of log 2; positive
-  bool negative;              // scores change their sign first
-  float kv_scale;
+  float signed_scale;         // of a score, to a logit in units of log 2
 
   // Rows r (index 0) and r + 8 (index 1) of this thread, r = 16 warp + lane / 4.
   float scores[32];              // S
   std::uint32_t weights[8];      // P, as registers of A
-  float sums[128];               // O
+  float sums[2][64];             // O
   float max[2];                  // of all scores so far: common to the partners
   float block_max[2];            // of this block's
   float sum[2], rounded_sum[2];  // of own weights, exact and as rounded to e4m3
 
   std::uint32_t pair = 0;  // the one whose scores are due
-  Ring<C::kOwnStages> own, own_before;
+  Ring<C::kOwnStages> own;
   std::uint32_t turn = 0;  // work items begun
 
   __device__ __forceinline__ Attend(const KernelParams& params, Places<C> places,
@@ -54,13 +52,13 @@ struct Attend {
         half(C::kDuo ? rank : wg),
         group(C::kDuo ? wg : 0),
         peer(rank ^ 1) {
-    kv_scale = *k.p.kv_scale;
-    const float s = k.p.sm_scale * *k.p.q_scale * kv_scale * kLog2e;
-    negative = s < 0;
+    const float s = k.p.sm_scale * *k.p.q_scale * *k.p.kv_scale * kLog2e;
     // Not 0, which would make NaN of the -inf of a masked score; this is 0 for every real score.
-    scale = fmaxf(fabsf(s), 1e-37f);
+    signed_scale = copysignf(fmaxf(fabsf(s), 1e-37f), s);
   }
 
+  /// Scores change their sign first, if the scale is negative.
+  __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
   __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
   static __device__ __forceinline__ std::uint32_t parity(std::uint32_t pair) {
     return pair >> 1 & 1;
@@ -94,7 +92,9 @@ struct Attend {
     }
     const std::uint32_t k_rope =
         C::kDuo ? k_rest + kTilesInHalf * kTile : at.block(pair & 1, half) + C::kRope * kTile;
-    const std::uint32_t q = at.q(group);
+    // Opaque, lest the compiler keep one descriptor a product in registers across the loop.
+    std::uint32_t q = at.q(group);
+    asm volatile("" : "+r"(q));
     const std::uint64_t q_own = ptx::matrix_descriptor(q + half * (kTilesInHalf * kTile));
     const std::uint64_t q_rest = ptx::matrix_descriptor(q + (1 - half) * (kTilesInHalf * kTile));
     ptx::wgmma_fence();
@@ -124,7 +124,7 @@ struct Attend {
       ptx::mbarrier_arrive(at.barrier(kKDone, k_slot()));
       if (last) ptx::mbarrier_arrive(at.barrier(kQFree, group));
     }
-    if (negative) {
+    if (signed_scale < 0) {
 #pragma unroll
       for (float& s : scores) s = -s;
     }
@@ -215,24 +215,22 @@ struct Attend {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       next[r] = fmaxf(next[r], max[r]);
-      factor[r] = ptx::exp2_approx((max[r] - finite_max(next[r])) * scale);
+      factor[r] = ptx::exp2_approx((max[r] - finite_max(next[r])) * scale());
       max[r] = next[r];
       sum[r] *= factor[r];
       rounded_sum[r] *= factor[r];
     }
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      sums[4 * j] *= factor[0];
-      sums[4 * j + 1] *= factor[0];
-      sums[4 * j + 2] *= factor[1];
-      sums[4 * j + 3] *= factor[1];
+    for (auto& part : sums) {
+#pragma unroll
+      for (int j = 0; j < 64; ++j) part[j] *= factor[j / 2 % 2];
     }
   }
 
   // ---- Softmax: scores to weights, kept as operand of the own product and sent to the partner.
   __device__ __forceinline__ void weigh_and_send(bool last) {
-    const float shift[2] = {kWeightShift - finite_max(max[0]) * scale,
-                            kWeightShift - finite_max(max[1]) * scale};
+    const float shift[2] = {kWeightShift - finite_max(max[0]) * scale(),
+                            kWeightShift - finite_max(max[1]) * scale()};
 #pragma unroll
     for (int u = 0; u < 4; ++u) {  // 16 tokens
 #pragma unroll
@@ -240,7 +238,8 @@ struct Attend {
         float w[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          w[i] = ptx::exp2_approx(fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale, shift[r]));
+          w[i] =
+              ptx::exp2_approx(fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]));
         }
         sum[r] += (w[0] + w[1]) + (w[2] + w[3]);
         weights[u / 2 * 4 + u % 2 * 2 + r] = ptx::pack_e4m3(w[0], w[1], w[2], w[3]);
@@ -311,8 +310,13 @@ struct Attend {
     }
     ptx::wgmma_fence();
     const std::uint64_t own_v = ptx::matrix_descriptor(v_own);
-    ptx::wgmma_m64n256k32(sums, weights, own_v, !first);
-    ptx::wgmma_m64n256k32(sums, weights + 4, own_v + 2, true);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // 32 tokens
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        ptx::wgmma_m64n128k32(sums[n], weights + 4 * i, own_v + value_offset(i, n),
+                              i > 0 || !first);
+    }
     ptx::wgmma_commit();
 
     ptx::mbarrier_wait(at.barrier(kPFull, warpgroup * 2 + slot), parity(before));
@@ -321,17 +325,28 @@ struct Attend {
     } else {
       ptx::mbarrier_wait(at.barrier(kVFull, slot * 2 + (half ^ 1)), parity(before));
     }
+    ptx::wgmma_fence();
     const std::uint64_t p = ptx::matrix_descriptor(at.p(warpgroup, slot));
     const std::uint64_t other_v = ptx::matrix_descriptor(v_other);
-    ptx::wgmma_m64n256k32(sums, p, other_v, true);
-    ptx::wgmma_m64n256k32(sums, p + 2, other_v + 2, true);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        ptx::wgmma_m64n128k32(sums[n], p + 2 * i, other_v + value_offset(i, n), true);
+    }
     ptx::wgmma_commit();
+  }
+
+  /// Of 32 tokens and 128 columns of V^T, in the descriptor's units of 16 bytes.
+  static __device__ __forceinline__ std::uint64_t value_offset(int tokens, int columns) {
+    return (tokens * 32 + columns * (2 * kTile)) / 16;
   }
 
   /// After the values' products are done: frees what they read.
   __device__ __forceinline__ void finish_values(std::uint32_t before,
                                                 const Ring<C::kOwnStages>& own_slot) {
-    ptx::pin(sums);
+    ptx::pin(sums[0]);
+    ptx::pin(sums[1]);
     __syncwarp();
     if (ptx::elect_one()) {
       if constexpr (C::kDuo) {
@@ -344,35 +359,36 @@ struct Attend {
   }
 
   // ---- Epilogue.
-  __device__ __forceinline__ void write_rows(const Work& w, std::uint32_t before) const {
+  __device__ __forceinline__ void write_rows(std::uint32_t item, std::uint32_t before) const {
+    const Heads w = heads_of<C>(k, item);
     const std::uint32_t theirs =
         at.stats(warpgroup, before & 1) + offsetof(RowStats, sums) + row() * 8;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float2 other = ptx::load_shared_f32x2(theirs + 64 * r);
       const float all = sum[r] + other.x, all_weights = rounded_sum[r] + other.y;
-      const float log2_max = max[r] * scale;
+      const float log2_max = max[r] * scale();
       const std::uint32_t in_item = group * 64 + row() + 8 * r, head = w.head + in_item;
       const bool speaks = half == 0 && lane % 4 == 0;
       // This lane's 8 columns of each 32: see transpose.cuh.
       const std::uint32_t column = half * 256 + lane % 4 * 8;
       if (k.splits > 1) {
-        const std::size_t at_row = std::size_t{w.item} * C::kHeads + in_item;
+        const std::size_t at_row = std::size_t{item} * C::kHeads + in_item;
         float* out = k.partial_out + at_row * kDV + column;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float* s = &sums[16 * j + 2 * r];
+          const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
           reinterpret_cast<float4*>(out + 32 * j)[0] = {s[0], s[1], s[4], s[5]};
           reinterpret_cast<float4*>(out + 32 * j)[1] = {s[8], s[9], s[12], s[13]};
         }
         if (speaks) k.partial_stats[at_row] = {log2_max, all, all_weights, 0};
       } else if (head < k.p.h_q) {
-        const RowEnd end(k.p, head, kv_scale, log2_max, all, all_weights);
+        const RowEnd end(k.p, head, log2_max, all, all_weights);
         const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
         std::uint16_t* out = k.p.out + at_row * kDV + column;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float* s = &sums[16 * j + 2 * r];
+          const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
           *reinterpret_cast<uint4*>(out + 32 * j) = {
               bf16x2(s[0] * end.factor, s[1] * end.factor),
               bf16x2(s[4] * end.factor, s[5] * end.factor),
@@ -392,34 +408,32 @@ struct Attend {
   }
 
   // ---- The loop.
-  __device__ __forceinline__ void run(std::uint32_t first_item, std::uint32_t step) {
-    Work w = work_item<C>(k, first_item);
+  __device__ __forceinline__ void run() {
+    std::uint32_t item = first_item<C>(), pairs = range_of<C>(k, item).pairs, i = 0;
     if (warpgroup == 1) pass_turn();
     wait_for_turn();
     issue_scores(true);
     pass_turn();
     ptx::wgmma_wait<0>();
-    std::uint32_t i = 0;
-    bool first = true, last = w.pairs == 1;
+    bool first = true, last = pairs == 1;
     finish_scores(last);
     send_max(last);
     receive_max(true);
     weigh_and_send(last);
     while (true) {
-      // The pair before: first and last of `done`?
-      const bool was_first = first, was_last = last;
-      const Work done = w;
-      own_before = own;
+      const bool was_first = first, was_last = last;  // the pair before
+      const Ring<C::kOwnStages> own_before = own;
       if (was_last) {
-        if (w.item + step >= k.items) break;
-        w = work_item<C>(k, w.item + step);
+        if (item + item_step<C>() >= k.items) break;
+        item += item_step<C>();
+        pairs = range_of<C>(k, item).pairs;
         i = 0;
         ++turn;
       } else {
         ++i;
       }
       first = i == 0;
-      last = i + 1 == w.pairs;
+      last = i + 1 == pairs;
       ++pair;
       own.advance();
 
@@ -433,13 +447,13 @@ struct Attend {
         send_max(last);
         ptx::wgmma_wait<0>();
         finish_values(pair - 1, own_before);
-        if (was_last) write_rows(done, pair - 1);
+        if (was_last) write_rows(item - item_step<C>(), pair - 1);
       } else {
         issue_values(pair - 1, was_first, own_before);
         issue_scores(first);
         ptx::wgmma_wait<1>();
         finish_values(pair - 1, own_before);
-        if (was_last) write_rows(done, pair - 1);
+        if (was_last) write_rows(item - item_step<C>(), pair - 1);
         ptx::wgmma_wait<0>();
         finish_scores(last);
         send_max(last);
@@ -452,7 +466,7 @@ struct Attend {
     if (warpgroup == 0) pass_turn();
     ptx::wgmma_wait<0>();
     finish_values(pair, own);
-    write_rows(w, pair);
+    write_rows(item, pair);
   }
 };
 

@@ -15,9 +15,12 @@ namespace serinus::sparse_mla::sm90 {
 inline constexpr int kTile = 64 * 64;
 inline constexpr int kTilesInHalf = 4;  // of V: 256 columns
 
-inline constexpr int kConsumerRegisters = 216;
-inline constexpr int kHelperRegisters = 40;
-inline constexpr int kThreads = 4 * 128;  // two warpgroups attend, one gathers, one transposes
+// Two warpgroups attend, one gathers, one transposes. Registers of a thread of each: together what
+// a launch of 4 warpgroups gets, 4 x 128.
+inline constexpr int kThreads = 4 * 128;
+inline constexpr int kAttendRegisters = 216;
+inline constexpr int kGatherRegisters = 40;
+inline constexpr int kTransposeRegisters = 40;
 
 /// What partners tell each other about a block, per row of their 64 heads.
 struct RowStats {

@@ -16,8 +16,8 @@ template <class C>
 struct Gather {
   const KernelParams& k;
   const Places<C> at;
-  const std::uint32_t half;  // duo: rank of the CTA
-  const std::uint32_t warp, lane_unit, row;
+  const std::uint32_t half;                  // duo: rank of the CTA
+  const std::uint32_t warp, lane_unit, row;  // of this thread: unit of 64 bytes, first row
   const std::uint32_t tile_offset;  // of this thread's unit in its first row; the second: + 32 rows
 
   __device__ __forceinline__ Gather(const KernelParams& params, Places<C> places,
@@ -35,13 +35,14 @@ struct Gather {
   struct Rows {
     int index[2];
   };
-  __device__ __forceinline__ Rows rows(const Work& w, std::uint32_t position) const {
-    const std::int32_t* indices = k.p.indices + w.token * k.p.stride_indices_s_q;
+  __device__ __forceinline__ Rows rows(std::uint32_t item, const Range& range,
+                                       std::uint32_t position) const {
+    const std::int32_t* indices = k.p.indices + heads_of<C>(k, item).token * k.p.stride_indices_s_q;
     Rows r;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t at_position = position + row + i * 32;
-      r.index[i] = at_position < w.end ? indices[at_position] : -1;
+      r.index[i] = at_position < range.end ? indices[at_position] : -1;
     }
     return r;
   }
@@ -79,7 +80,8 @@ struct Gather {
   }
 
   /// Waits for the place of Q to be free, and fills it.
-  __device__ __forceinline__ void q(const Work& w, std::uint32_t turn) const {
+  __device__ __forceinline__ void q(std::uint32_t item, std::uint32_t turn) const {
+    const Heads w = heads_of<C>(k, item);
 #pragma unroll 1
     for (int group = 0; group < C::kGroups; ++group) {
       ptx::mbarrier_wait(at.barrier(kQFree, group), (turn & 1) ^ 1);
@@ -124,52 +126,57 @@ struct Gather {
     ptx::mbarrier_arrive_after_cp_async(at.barrier(kKFull, slot));
   }
 
-  __device__ __forceinline__ void run(std::uint32_t first, std::uint32_t step) const {
-    std::uint32_t pair = 0, turn = 0;
+  __device__ __forceinline__ void run() const {
+    std::uint32_t turn = 0, i = 0;
     Ring<C::kOwnStages> own_ring;
-    Work w = work_item<C>(k, first);
+    std::uint32_t item = first_item<C>();
+    Range range = range_of<C>(k, item);
     // Duo: a is this CTA's own block, b the partner's. Solo: blocks 0 and 1.
     const std::uint32_t offset_a = C::kDuo ? half * kBlock : 0, offset_b = kBlock - offset_a;
-    Rows a = rows(w, w.begin + offset_a), b = rows(w, w.begin + offset_b);
-    while (true) {
-      const Work next = w.item + step < k.items ? work_item<C>(k, w.item + step) : w;
-      for (std::uint32_t i = 0; i < w.pairs; ++i, ++pair) {
-        const std::uint32_t slot = pair & 1, free_parity = (pair >> 1 & 1) ^ 1;
-        // The indices of the next pair are on their way while this one is gathered.
-        const bool last = i + 1 == w.pairs;
-        const Work& after = last ? next : w;
-        const std::uint32_t position = last ? next.begin : w.begin + (i + 1) * kPair;
-        if constexpr (C::kDuo) {
-          ptx::mbarrier_wait(at.barrier(kOwnFree, own_ring.stage), own_ring.parity ^ 1);
-          ptx::mbarrier_wait(at.barrier(kKDone, slot), free_parity);
-          mask(a, slot);
-          chunks<kTilesInHalf>(a, half * kTilesInHalf, at.own(own_ring.stage));
-          chunks<kTilesInHalf>(a, (1 - half) * kTilesInHalf, at.rest(slot));
-          if constexpr (C::kChunks > C::kRope)
-            chunks<1>(a, C::kRope, at.rest(slot) + kTilesInHalf * kTile);
-          block_full(slot);
-          a = rows(after, position + offset_a);
-          if (i == 0) q(w, turn++);
-          ptx::mbarrier_wait(at.barrier(kOtherFree, slot), free_parity);
-          chunks<kTilesInHalf>(b, half * kTilesInHalf, at.other(slot));
-          ptx::mbarrier_arrive_after_cp_async(at.barrier(kOtherRaw, slot));
-          b = rows(after, position + offset_b);
-          own_ring.advance();
-        } else {
-          ptx::mbarrier_wait(at.barrier(kVFree, slot), free_parity);
-          mask(a, slot * 2);
-          chunks<C::kChunks>(a, 0, at.block(slot, 0));
-          block_full(slot * 2);
-          a = rows(after, position + offset_a);
-          mask(b, slot * 2 + 1);
-          chunks<C::kChunks>(b, 0, at.block(slot, 1));
-          block_full(slot * 2 + 1);
-          b = rows(after, position + offset_b);
-          if (i == 0) q(w, turn++);
+    Rows a = rows(item, range, range.begin + offset_a),
+         b = rows(item, range, range.begin + offset_b);
+    bool more = true;
+    for (std::uint32_t pair = 0; more; ++pair) {
+      const std::uint32_t slot = pair & 1, free_parity = (pair >> 1 & 1) ^ 1;
+      if constexpr (C::kDuo) {
+        ptx::mbarrier_wait(at.barrier(kOwnFree, own_ring.stage), own_ring.parity ^ 1);
+        ptx::mbarrier_wait(at.barrier(kKDone, slot), free_parity);
+        mask(a, slot);
+        chunks<kTilesInHalf>(a, half * kTilesInHalf, at.own(own_ring.stage));
+        chunks<kTilesInHalf>(a, (1 - half) * kTilesInHalf, at.rest(slot));
+        if constexpr (C::kChunks > C::kRope)
+          chunks<1>(a, C::kRope, at.rest(slot) + kTilesInHalf * kTile);
+        block_full(slot);
+        own_ring.advance();
+      } else {
+        ptx::mbarrier_wait(at.barrier(kVFree, slot), free_parity);
+        mask(a, slot * 2);
+        chunks<C::kChunks>(a, 0, at.block(slot, 0));
+        block_full(slot * 2);
+      }
+      if (i == 0) q(item, turn++);
+
+      // The indices of the next pair are on their way while this one is gathered.
+      if (++i == range.pairs) {
+        more = item + item_step<C>() < k.items;
+        if (more) {
+          item += item_step<C>();
+          range = range_of<C>(k, item);
+          i = 0;
         }
       }
-      if (next.item == w.item) break;
-      w = next;
+      const std::uint32_t position = range.begin + i * kPair;
+      a = rows(item, range, position + offset_a);
+      if constexpr (C::kDuo) {
+        ptx::mbarrier_wait(at.barrier(kOtherFree, slot), free_parity);
+        chunks<kTilesInHalf>(b, half * kTilesInHalf, at.other(slot));
+        ptx::mbarrier_arrive_after_cp_async(at.barrier(kOtherRaw, slot));
+      } else {
+        mask(b, slot * 2 + 1);
+        chunks<C::kChunks>(b, 0, at.block(slot, 1));
+        block_full(slot * 2 + 1);
+      }
+      b = rows(item, range, position + offset_b);
     }
     ptx::cp_async_wait_all();
   }

@@ -46,17 +46,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   // No CTA sends before the other is there to receive.
   if constexpr (C::kDuo) ptx::cluster_sync();
 
-  const std::uint32_t first = C::kDuo ? blockIdx.x / 2 : blockIdx.x;
-  const std::uint32_t step = C::kDuo ? gridDim.x / 2 : gridDim.x;
   if (warpgroup == 2) {
-    ptx::registers_down_to<kHelperRegisters>();
-    Gather<C>(k, at, rank, thread).run(first, step);
+    ptx::registers_down_to<kGatherRegisters>();
+    Gather<C>(k, at, rank, thread).run();
   } else if (warpgroup == 3) {
-    ptx::registers_down_to<kHelperRegisters>();
-    Transpose<C>(at, thread).run(k, first, step);
+    ptx::registers_down_to<kTransposeRegisters>();
+    Transpose<C>(at, thread).run(k);
   } else {
-    ptx::registers_up_to<kConsumerRegisters>();
-    Attend<C>(k, at, rank, warpgroup, thread).run(first, step);
+    ptx::registers_up_to<kAttendRegisters>();
+    Attend<C>(k, at, rank, warpgroup, thread).run();
   }
   // Nor does one leave while the other still sends to it.
   __syncthreads();

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       acc[i].w += x.w * factor;
     }
   }
-  const RowEnd end(k.p, head, *k.p.kv_scale, max, sum, weights);
+  const RowEnd end(k.p, head, max, sum, weights);
   auto* out = reinterpret_cast<__nv_bfloat162*>(k.p.out + row * kDV) + 2 * lane;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

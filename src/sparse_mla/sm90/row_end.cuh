@@ -24,8 +24,8 @@ struct RowEnd {
   float factor;  // of the sums of V
 
   /// `max` in units of log 2.
-  __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float kv_scale, float max,
-                                    float sum, float weights) {
+  __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float max, float sum,
+                                    float weights) {
     const float sink = p.attn_sink != nullptr ? p.attn_sink[head] : -INFINITY;
     if (sum == 0) {  // nothing valid (a NaN that was read makes the sum NaN)
       max_logits = -INFINITY;
@@ -36,7 +36,7 @@ struct RowEnd {
       max_logits = sum == sum ? max * kLn2 : sum;
       lse = log2_sum * kLn2;
       // exp(lse) / (exp(lse) + exp(sink)), by the difference alone.
-      factor = kv_scale / weights / (1 + exp2f(sink * kLog2e - log2_sum));
+      factor = *p.kv_scale / weights / (1 + exp2f(sink * kLog2e - log2_sum));
     }
     if (sink != sink) factor = sink;
   }

@@ -25,16 +25,15 @@ template <class C>
 struct Transpose {
   const Places<C> at;
   const std::uint32_t warp, lane;
-  std::uint32_t load_row, load_unit;  // of 16 tokens x 32 columns: the row that this lane names
-  std::uint32_t store_row;            // of 32 rows of V^T: likewise
-  std::uint32_t even, odd;            // byte permutes
-  bool swap;                          // of the two 16-column groups
+  std::uint32_t load_place;   // in a tile: the row that this lane names in a load of step (0, 0)
+  std::uint32_t store_place;  // likewise of a store
+  std::uint32_t even, odd;    // byte permutes
+  bool swap;                  // of the two 16-column groups
 
   __device__ __forceinline__ Transpose(Places<C> places, std::uint32_t thread)
       : at(places), warp(thread / 32), lane(thread % 32) {
     // Matrices of a load: tokens 0-7 and 8-15 of columns 0-15, then of columns 16-31.
-    load_row = lane % 16;
-    load_unit = lane / 16;
+    load_place = in_tile(lane % 16, lane / 16);
     const std::uint32_t g = lane / 4;
     even = g & 1 ? 0x7531 : 0x6420;
     odd = even ^ (0x7531 ^ 0x6420);
@@ -42,20 +41,21 @@ struct Transpose {
     // Matrix m of a store holds in row r column 16 u + 2 r + e, where e and u are bits of m ^ r.
     const std::uint32_t m = lane / 8, r = lane % 8;
     const std::uint32_t e = (m ^ r) & 1, u = (m ^ r) >> 1 & 1;
-    store_row = 8 * (r % 4) + 2 * (2 * u + r / 4) + e;
+    store_place = in_tile(8 * (r % 4) + 2 * (2 * u + r / 4) + e, 0);
   }
 
-  /// 16 tokens (group t of 4) x 32 columns (group h of 2).
+  // 16 tokens (group t of 4) x 32 columns (group h of 2). The swizzle looks at rows within 8, so
+  // that another step means other bits of the unit, and a number of whole rows.
   __device__ __forceinline__ uint4 load(std::uint32_t tile, std::uint32_t t,
                                         std::uint32_t h) const {
-    const uint4 v = ptx::load_matrix_x4_trans(tile + in_tile(16 * t + load_row, 2 * h + load_unit));
+    const uint4 v = ptx::load_matrix_x4_trans(((tile + load_place) ^ (2 * h * 16)) + 16 * t * 64);
     const std::uint32_t a0 = __byte_perm(v.x, v.y, even), b0 = __byte_perm(v.x, v.y, odd);
     const std::uint32_t a1 = __byte_perm(v.z, v.w, even), b1 = __byte_perm(v.z, v.w, odd);
     return {swap ? a1 : a0, swap ? b1 : b0, swap ? a0 : a1, swap ? b0 : b1};
   }
   __device__ __forceinline__ void store(std::uint32_t tile, std::uint32_t t, std::uint32_t h,
                                         uint4 v) const {
-    ptx::store_matrix_x4(tile + in_tile(32 * h + store_row, t), v);
+    ptx::store_matrix_x4(((tile + store_place) ^ (t * 16)) + 32 * h * 64, v);
   }
 
   /// A tile, by one warp: squares of 32 x 32 bytes change places across the diagonal, so what a
@@ -79,12 +79,11 @@ struct Transpose {
     if (ptx::elect_one()) ptx::mbarrier_arrive(at.barrier(number, slot));
   }
 
-  __device__ __forceinline__ void run(const KernelParams& k, std::uint32_t first,
-                                      std::uint32_t step) const {
+  __device__ __forceinline__ void run(const KernelParams& k) const {
     std::uint32_t pair = 0;
     Ring<C::kOwnStages> own_ring;
-    for (std::uint32_t item = first; item < k.items; item += step) {
-      const std::uint32_t pairs = work_item<C>(k, item).pairs;
+    for (std::uint32_t item = first_item<C>(); item < k.items; item += item_step<C>()) {
+      const std::uint32_t pairs = range_of<C>(k, item).pairs;
       for (std::uint32_t i = 0; i < pairs; ++i, ++pair) {
         const std::uint32_t slot = pair & 1, parity = pair >> 1 & 1;
         if constexpr (C::kDuo) {

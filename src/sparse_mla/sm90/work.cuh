@@ -10,38 +10,48 @@ namespace serinus::sparse_mla::sm90 {
 
 namespace ptx = serinus::gpu::ptx;
 
-/// 64-128 heads of one token over a range of its pairs. Never without a pair: a pair may be empty.
-struct Work {
-  std::uint32_t item;  // number in the launch
-  std::uint32_t token;
-  std::uint32_t head;   // first one
+/// 64 or 128 heads of one token ...
+struct Heads {
+  std::uint32_t token, head;  // the first head
+};
+/// ... over a range of the token's indices. Never without a pair, but a pair may be empty.
+struct Range {
   std::uint32_t begin;  // first position in the token's indices
   std::uint32_t end;    // positions from here on do not count
   std::uint32_t pairs;
 };
 
+/// The items of a CTA or cluster: every so-manieth of the launch.
 template <class C>
-__device__ __forceinline__ Work work_item(const KernelParams& k, std::uint32_t item) {
-  Work w;
-  w.item = item;
-  const std::uint32_t split = item % k.splits, rest = item / k.splits;
-  w.token = rest / k.head_groups;
-  w.head = rest % k.head_groups * C::kHeads;
+__device__ __forceinline__ std::uint32_t first_item() {
+  return C::kDuo ? blockIdx.x / 2 : blockIdx.x;
+}
+template <class C>
+__device__ __forceinline__ std::uint32_t item_step() {
+  return C::kDuo ? gridDim.x / 2 : gridDim.x;
+}
+
+template <class C>
+__device__ __forceinline__ Heads heads_of(const KernelParams& k, std::uint32_t item) {
+  const std::uint32_t rest = item / k.splits;
+  return {rest / k.head_groups, rest % k.head_groups * C::kHeads};
+}
+
+template <class C>
+__device__ __forceinline__ Range range_of(const KernelParams& k, std::uint32_t item) {
   auto count = static_cast<std::uint32_t>(k.p.topk);
   if (k.p.topk_length != nullptr) {
-    count = static_cast<std::uint32_t>(
-        min(max(k.p.topk_length[w.token], 0), static_cast<std::int32_t>(k.p.topk)));
+    count = static_cast<std::uint32_t>(min(max(k.p.topk_length[heads_of<C>(k, item).token], 0),
+                                           static_cast<std::int32_t>(k.p.topk)));
   }
-  const std::uint32_t all = (count + kPair - 1) / kPair;
-  const auto part = [&](std::uint32_t s) {
-    return static_cast<std::uint32_t>(std::uint64_t{all} * s / k.splits);
-  };
-  const std::uint32_t first = k.splits == 1 ? 0 : part(split);
-  const std::uint32_t last = k.splits == 1 ? all : part(split + 1);
-  w.begin = first * kPair;
-  w.end = min(count, last * kPair);
-  w.pairs = max(last - first, 1u);
-  return w;
+  count = __shfl_sync(~0u, count, 0);  // tells the compiler that a warp never parts here
+  std::uint32_t first = 0, last = (count + kPair - 1) / kPair;
+  if (k.splits > 1) {
+    const std::uint32_t split = item % k.splits, all = last;
+    first = static_cast<std::uint32_t>(std::uint64_t{all} * split / k.splits);
+    last = static_cast<std::uint32_t>(std::uint64_t{all} * (split + 1) / k.splits);
+  }
+  return {first * kPair, min(count, last * kPair), max(last - first, 1u)};
 }
 
 /// A stage of a ring and the parity of its turn.
