@@ -23,8 +23,13 @@ include(CheckLanguage)
 check_language(CUDA)
 if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND)
   enable_language(CUDA)
-  # CMake 3.25 knows no C++20 for this nvcc.
-  string(APPEND CMAKE_CUDA_FLAGS " -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra")
+  # CMake 3.25 does not know that nvcc speaks C++20.
+  foreach(kind STANDARD EXTENSION)
+    if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
+    endif()
+  endforeach()
+  string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra")
   # A kernel that spills, or keeps an array in local memory, is a bug here: the build stops.
   string(APPEND CMAKE_CUDA_FLAGS
     " -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error")

@@ -1,0 +1,156 @@
+// The Hopper backend's host side: what it needs, how a call is cut, which kernel runs.
+#include <algorithm>
+#include <exception>
+
+#include <serinus/error.h>
+
+#include "base/checks.h"
+#include "gpu/device.h"
+#include "gpu/launch.h"
+#include "sparse_mla/sm90/launch.h"
+
+namespace serinus::sparse_mla {
+
+namespace {
+
+using sm90::Form;
+using sm90::KernelParams;
+using sm90::PartialStats;
+using sm90::Plan;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a pair's
+/// time; measured: docs/design/sparse_mla_sm90.md.
+int choose_splits(std::int64_t items, std::int64_t pairs, std::int64_t slots) {
+  constexpr double kStart = 2.5;  // of an item: its first rows and its epilogue
+  constexpr double kMerge = 3;
+  int best = 1;
+  double best_cost = 0;
+  for (int s = 1; s <= std::min<std::int64_t>(16, pairs); ++s) {
+    const auto waves = static_cast<double>(ceil_div(items * s, slots));
+    const double cost =
+        waves * (static_cast<double>(ceil_div(pairs, s)) + kStart) + (s > 1 ? kMerge : 0);
+    if (s == 1 || cost < best_cost) {
+      best = s;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+Plan make_plan(const Params& p, int multiprocessors) {
+  Plan plan;
+  const std::int64_t groups = ceil_div(p.h_q, 64);
+  if (groups % 2 == 0) {
+    plan.form = Form::duo;
+    plan.heads = 128;
+    plan.head_groups = static_cast<int>(groups / 2);
+    plan.slots = multiprocessors / 2;
+  } else {
+    plan.head_groups = static_cast<int>(groups);
+    plan.slots = multiprocessors;
+  }
+  const std::int64_t items = p.s_q * plan.head_groups;
+  plan.splits = choose_splits(items, ceil_div(p.topk, sm90::kPair), std::max(plan.slots, 1));
+  plan.items = items * plan.splits;
+  return plan;
+}
+
+std::size_t partial_out_bytes(const Plan& plan) {
+  return static_cast<std::size_t>(plan.items) * static_cast<std::size_t>(plan.heads) * kDV *
+         sizeof(float);
+}
+
+/// What the kernel's wide accesses need beyond the contract that the door has checked.
+void check_outputs(const Params& p) {
+  check_aligned("out", TensorView(p.out, DType::bf16, {kDV}), 16);
+  check_aligned("indices", TensorView(const_cast<std::int32_t*>(p.indices), DType::i32, {1}), 4);
+  check_aligned("max_logits", TensorView(p.max_logits, DType::f32, {1}), 4);
+  check_aligned("lse", TensorView(p.lse, DType::f32, {1}), 4);
+}
+
+void require(const Params& p, Device device) {
+  gpu::require_hopper("sparse_mla_prefill", device);
+  check_outputs(p);
+}
+
+bool is_aligned(const Params& p) {
+  return (reinterpret_cast<std::uintptr_t>(p.q) | static_cast<std::uintptr_t>(p.stride_q_s_q) |
+          static_cast<std::uintptr_t>(p.stride_q_h_q)) %
+             16 ==
+         0;
+}
+
+void launch(const KernelParams& k, const Plan& plan, Stream stream) {
+  if (plan.form == Form::duo) {
+    k.p.d_qk == 576 ? sm90::launch<576, Form::duo>(k, plan, stream)
+                    : sm90::launch<512, Form::duo>(k, plan, stream);
+  } else {
+    k.p.d_qk == 576 ? sm90::launch<576, Form::solo>(k, plan, stream)
+                    : sm90::launch<512, Form::solo>(k, plan, stream);
+  }
+}
+
+/// `tokens` of the call from `first` on.
+Params part(const Params& p, std::int64_t first, std::int64_t tokens) {
+  Params r = p;
+  r.s_q = tokens;
+  r.q += first * p.stride_q_s_q;
+  r.indices += first * p.stride_indices_s_q;
+  if (r.topk_length != nullptr) r.topk_length += first;
+  r.out += first * p.h_q * kDV;
+  r.max_logits += first * p.h_q;
+  r.lse += first * p.h_q;
+  return r;
+}
+
+}  // namespace
+
+void run_sm90(const Params& p, Device device, Stream stream) {
+  require(p, device);
+  if (p.s_q == 0) return;
+  const gpu::OnDevice on(device);
+  const Plan plan = make_plan(p, gpu::multiprocessors(device));
+  KernelParams k;
+  k.rows = static_cast<std::uint32_t>(std::min<std::int64_t>(p.s_kv, std::int64_t{1} << 31));
+  k.head_groups = static_cast<std::uint32_t>(plan.head_groups);
+  k.splits = static_cast<std::uint32_t>(plan.splits);
+  k.q_aligned = is_aligned(p);
+  if (plan.splits > 1) {
+    k.partial_out = static_cast<float*>(p.workspace);
+    k.partial_stats = reinterpret_cast<PartialStats*>(static_cast<std::byte*>(p.workspace) +
+                                                      partial_out_bytes(plan));
+  }
+  // The kernel counts its items in 32 bits. A call that is split is far below.
+  const std::int64_t most = (std::int64_t{1} << 30) / plan.head_groups / plan.splits;
+  for (std::int64_t first = 0; first < p.s_q; first += most) {
+    k.p = part(p, first, std::min(most, p.s_q - first));
+    k.items = static_cast<std::uint32_t>(k.p.s_q * plan.head_groups * plan.splits);
+    launch(k, plan, stream);
+  }
+  if (plan.splits > 1) sm90::launch_merge(k, plan, stream);
+}
+
+std::size_t workspace_sm90(const Params& p, Device device) noexcept {
+  if (p.s_q <= 0 || p.h_q <= 0 || p.topk <= 0) return 0;
+  const Plan plan = make_plan(p, gpu::multiprocessors(device));
+  if (plan.splits == 1) return 0;
+  return partial_out_bytes(plan) + static_cast<std::size_t>(plan.items) *
+                                       static_cast<std::size_t>(plan.heads) * sizeof(PartialStats);
+}
+
+CanRun can_run_sm90(const Params& p, Device device) noexcept {
+  try {
+    require(p, device);
+    return {};
+  } catch (const Error& e) {
+    return {false, e.id(), e.what()};
+  } catch (const std::exception& e) {
+    return {false, "", e.what()};
+  }
+}
+
+}  // namespace serinus::sparse_mla
