@@ -1,5 +1,4 @@
 #include "bench/gather_floor.h"
-
 #include "gpu/launch.h"
 #include "gpu/ptx/copy.cuh"
 #include "gpu/ptx/shared.cuh"

@@ -1,5 +1,5 @@
-// The least that a sparse MLA prefill does: bring the rows that the indices name into the SMs. A kernel
-// that does only this, for a floor to measure against.
+// The least that a sparse MLA prefill does: bring the rows that the indices name into the SMs. A
+// kernel that does only this, for a floor to measure against.
 #pragma once
 
 #include <cstdint>

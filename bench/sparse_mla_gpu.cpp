@@ -2,9 +2,13 @@
 //
 //   sparse_mla_gpu [--json DIR] [--commit C] [--rows TEXT] [--rounds N]
 //
-// Large kernels on this card meet its power limit, so that TFLOPS move with its heat: the ratio to the
-// GEMM, interleaved launch by launch, is what can be compared. Data are unit normal, indices distinct
-// within a token; the error is that of sampled tokens against float64.
+// Large kernels on this card meet its power limit, so that TFLOPS move with its heat: the ratio to
+// the GEMM, interleaved launch by launch, is what can be compared. Data are unit normal, indices
+// distinct within a token; the error is that of sampled tokens against float64.
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,11 +22,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <cublasLt.h>
-#include <cuda_runtime.h>
-
-#include <fmt/format.h>
 
 #include <serinus/sparse_mla.h>
 
@@ -47,7 +46,9 @@ void check(cublasStatus_t s) {
 
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes) { check(cudaMalloc(&data_, std::max<std::size_t>(bytes, 16))); }
+  explicit Buffer(std::size_t bytes) {
+    check(cudaMalloc(&data_, std::max<std::size_t>(bytes, 16)));
+  }
   template <class T>
   explicit Buffer(const std::vector<T>& v) : Buffer(v.size() * sizeof(T)) {
     check(cudaMemcpy(data_, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
@@ -109,7 +110,8 @@ class Gemm {
   static constexpr std::uint64_t kN = 8192;
   static constexpr double kFlop = 2.0 * kN * kN * kN;
 
-  Gemm() : a_(normal_codes(kN * kN, 1)), b_(normal_codes(kN * kN, 2)), c_(kN * kN * 2), work_(kWork) {
+  Gemm()
+      : a_(normal_codes(kN * kN, 1)), b_(normal_codes(kN * kN, 2)), c_(kN * kN * 2), work_(kWork) {
     check(cublasLtCreate(&lt_));
     check(cublasLtMatmulDescCreate(&op_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -177,20 +179,21 @@ struct Row {
   std::int64_t s_q, s_kv, h_q, d_qk, topk;
 };
 constexpr Row kRows[] = {
-    {"v32_8k", 4096, 8192, 128, 576, 2048},     {"v32_32k", 4096, 32768, 128, 576, 2048},
-    {"v32_64k", 4096, 65536, 128, 576, 2048},   {"v32_128k", 4096, 131072, 128, 576, 2048},
-    {"h64_32k", 4096, 32768, 64, 576, 2048},    {"v4_8k", 4096, 8192, 64, 512, 512},
-    {"v4_32k", 4096, 32768, 64, 512, 512},      {"tokens16", 16, 32768, 128, 576, 2048},
-    {"tokens64", 64, 32768, 128, 576, 2048},    {"h8", 4096, 32768, 8, 576, 2048},
-    {"h16", 4096, 32768, 16, 576, 2048},        {"h32", 4096, 32768, 32, 576, 2048},
+    {"v32_8k", 4096, 8192, 128, 576, 2048},   {"v32_32k", 4096, 32768, 128, 576, 2048},
+    {"v32_64k", 4096, 65536, 128, 576, 2048}, {"v32_128k", 4096, 131072, 128, 576, 2048},
+    {"h64_32k", 4096, 32768, 64, 576, 2048},  {"v4_8k", 4096, 8192, 64, 512, 512},
+    {"v4_32k", 4096, 32768, 64, 512, 512},    {"tokens16", 16, 32768, 128, 576, 2048},
+    {"tokens64", 64, 32768, 128, 576, 2048},  {"h8", 4096, 32768, 8, 576, 2048},
+    {"h16", 4096, 32768, 16, 576, 2048},      {"h32", 4096, 32768, 32, 576, 2048},
 };
 
 /// |out - reference| / |reference| of one token, in float64.
-void add_error(const Row& row, const std::vector<std::uint8_t>& q, const std::vector<std::uint8_t>& kv,
-               const std::int32_t* indices, std::int64_t token, const std::vector<std::uint16_t>& out,
-               double& difference, double& norm) {
+void add_error(const Row& row, const std::vector<std::uint8_t>& q,
+               const std::vector<std::uint8_t>& kv, const std::int32_t* indices, std::int64_t token,
+               const std::vector<std::uint16_t>& out, double& difference, double& norm) {
   std::vector<float> value(256);
-  for (int c = 0; c < 256; ++c) value[static_cast<std::size_t>(c)] = float_from_e4m3(static_cast<std::uint8_t>(c));
+  for (int c = 0; c < 256; ++c)
+    value[static_cast<std::size_t>(c)] = e4m3_to_float(static_cast<std::uint8_t>(c));
   const auto d_qk = static_cast<std::size_t>(row.d_qk);
   std::vector<double> differences(static_cast<std::size_t>(row.h_q)), norms(differences);
   const auto head = [&](std::size_t h) {
@@ -212,7 +215,7 @@ void add_error(const Row& row, const std::vector<std::uint8_t>& q, const std::ve
       for (std::size_t c = 0; c < 512; ++c) want[c] += w * static_cast<double>(value[v[c]]);
     }
     for (std::size_t c = 0; c < 512; ++c) {
-      const double w = want[c] / sum, got = static_cast<double>(float_from_bf16(out[h * 512 + c]));
+      const double w = want[c] / sum, got = static_cast<double>(bf16_to_float(out[h * 512 + c]));
       differences[h] += (got - w) * (got - w);
       norms[h] += w * w;
     }
@@ -240,8 +243,8 @@ void run(const Row& row, const Options& options, const gpu::DeviceInfo& gpu, Gem
   const auto kv = normal_codes(static_cast<std::size_t>(row.s_kv * row.d_qk), 4);
   const auto indices = distinct_indices(row.s_q, row.s_kv, row.topk);
   const auto rows = static_cast<std::size_t>(row.s_q * row.h_q);
-  const Buffer d_q(q), d_kv(kv), d_indices(indices), scales(std::vector<float>{1, 1}), out(rows * 1024),
-      max_logits(rows * 4), lse(rows * 4);
+  const Buffer d_q(q), d_kv(kv), d_indices(indices), scales(std::vector<float>{1, 1}),
+      out(rows * 1024), max_logits(rows * 4), lse(rows * 4);
   SparseMlaPrefill args;
   args.q = TensorView(d_q.get(), DType::e4m3, {row.s_q, row.h_q, row.d_qk}, cuda);
   args.kv = TensorView(d_kv.get(), DType::e4m3, {row.s_kv, 1, row.d_qk}, cuda);
@@ -255,13 +258,14 @@ void run(const Row& row, const Options& options, const gpu::DeviceInfo& gpu, Gem
   const Buffer workspace(bytes);
   args.workspace = TensorView(workspace.get(), DType::u8, {static_cast<std::int64_t>(bytes)}, cuda);
 
-  std::vector<std::function<void()>> functions = {[&] { sparse_mla_prefill(args); }, [&] { gemm.run(); }};
+  std::vector<std::function<void()>> functions = {[&] { sparse_mla_prefill(args); },
+                                                  [&] { gemm.run(); }};
   const bool small_h = row.h_q < 64;
   if (small_h) {
     functions.emplace_back([&] {
       bench::gather_rows(static_cast<const std::uint8_t*>(d_kv.get()),
-                         static_cast<const std::int32_t*>(d_indices.get()), row.s_q, row.topk, row.d_qk,
-                         gpu.multiprocessors);
+                         static_cast<const std::int32_t*>(d_indices.get()), row.s_q, row.topk,
+                         row.d_qk, gpu.multiprocessors);
     });
   }
   const std::vector<double> us = interleaved(options.rounds, functions);
@@ -277,7 +281,8 @@ void run(const Row& row, const Options& options, const gpu::DeviceInfo& gpu, Gem
   }
   const double error = std::sqrt(difference / norm);
   std::string line = fmt::format(
-      "{:9} s_q {:5} s_kv {:6} h_q {:3} d_qk {} topk {:4}: {:8.1f} us {:6.0f} TFLOPS, {:.3f} of GEMM "
+      "{:9} s_q {:5} s_kv {:6} h_q {:3} d_qk {} topk {:4}: {:8.1f} us {:6.0f} TFLOPS, {:.3f} of "
+      "GEMM "
       "({:.0f}), error {:.4f}",
       row.name, row.s_q, row.s_kv, row.h_q, row.d_qk, row.topk, us[0], tflops, tflops / gemm_tflops,
       gemm_tflops, error);
@@ -286,14 +291,15 @@ void run(const Row& row, const Options& options, const gpu::DeviceInfo& gpu, Gem
   std::fflush(stdout);
   if (options.json.empty()) return;
   std::string json = fmt::format(
-      "{{\"s_q\": {}, \"s_kv\": {}, \"h_q\": {}, \"d_qk\": {}, \"topk\": {}, \"median_us\": {:.2f}, "
+      "{{\"s_q\": {}, \"s_kv\": {}, \"h_q\": {}, \"d_qk\": {}, \"topk\": {}, \"median_us\": "
+      "{:.2f}, "
       "\"tflops\": {:.1f}, \"ratio_to_gemm\": {:.4f}, \"gemm_tflops\": {:.1f}, \"error\": {:.5f}, ",
-      row.s_q, row.s_kv, row.h_q, row.d_qk, row.topk, us[0], tflops, tflops / gemm_tflops, gemm_tflops,
-      error);
+      row.s_q, row.s_kv, row.h_q, row.d_qk, row.topk, us[0], tflops, tflops / gemm_tflops,
+      gemm_tflops, error);
   if (small_h) json += fmt::format("\"gather_us\": {:.2f}, ", us[2]);
-  json += fmt::format(
-      "\"launches\": {}, \"device\": \"{}\", \"clock_mhz\": {}, \"commit\": \"{}\"}}\n", 2 * options.rounds,
-      gpu.name, gpu.clock_khz / 1000, options.commit);
+  json +=
+      fmt::format("\"launches\": {}, \"device\": \"{}\", \"clock_mhz\": {}, \"commit\": \"{}\"}}\n",
+                  2 * options.rounds, gpu.name, gpu.clock_khz / 1000, options.commit);
   std::ofstream(options.json + "/sparse_mla-" + row.name + ".json") << json;
 }
 
