@@ -7,6 +7,9 @@
 #include <hwy/highway.h>
 #endif
 
+#include <algorithm>
+#include <bit>
+
 #include "canary/serinus/digest.h"
 #include "canary/serinus/digest_keys.h"
 
@@ -16,136 +19,247 @@ namespace serinus::canary::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 #else
 namespace serinus::canary::portable {
+#define HWY_INLINE inline
 #endif
 
+/// Four rows of one source are hashed side by side: they share the loads of the key, and their
+/// cache misses overlap. Written out, since arrays would go through memory.
+constexpr std::int64_t kRows = 4;
+
+struct Rows {
+  const std::uint8_t *a, *b, *c, *d;
+  Rows operator+(std::int64_t n) const { return {a + n, b + n, c + n, d + n}; }
+};
+struct Sums {
+  std::uint64_t a, b, c, d;
+};
+
+HWY_INLINE void prefetch(const Rows& rows, std::int64_t i) {
+  __builtin_prefetch(rows.a + i);
+  __builtin_prefetch(rows.b + i);
+  __builtin_prefetch(rows.c + i);
+  __builtin_prefetch(rows.d + i);
+}
+
 #if !defined(SERINUS_HIGHWAY) || HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-std::uint64_t nh_block(const std::uint8_t* p, std::int64_t n) noexcept {
-  return detail::nh_portable(p, n);
+
+/// NH of n bytes of each row, 1 <= n <= kBlock; the lines of `ahead` are asked for meanwhile.
+inline Sums nh_rows(const Rows& rows, const Rows& ahead, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += 64) prefetch(ahead, i);
+  return {detail::nh_portable(rows.a, n), detail::nh_portable(rows.b, n),
+          detail::nh_portable(rows.c, n), detail::nh_portable(rows.d, n)};
+}
+
+#else
+
+#if HWY_HAVE_SCALABLE
+template <class D, class V>
+HWY_INLINE void add_sums(D d, V a, V b, std::uint64_t& to_a, std::uint64_t& to_b) {
+  to_a += hn::GetLane(hn::SumOfLanes(d, a));
+  to_b += hn::GetLane(hn::SumOfLanes(d, b));
 }
 #else
-/// NH of n bytes, 1 <= n <= kBlock.
-HWY_INLINE std::uint64_t nh_block(const std::uint8_t* HWY_RESTRICT p, std::int64_t n) noexcept {
+/// v's 128-bit blocks, added up.
+template <class D, class V>
+HWY_INLINE hn::Vec128<std::uint64_t> sum_of_blocks(D, V v) {
+  if constexpr (hn::MaxLanes(D()) <= 2) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return sum_of_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+/// to_a += the lanes of a, to_b += those of b.
+template <class D, class V>
+HWY_INLINE void add_sums(D d, V a, V b, std::uint64_t& to_a, std::uint64_t& to_b) {
+  const auto pairs = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const auto both = sum_of_blocks(d, pairs);
+  to_a += hn::GetLane(both);
+  to_b += hn::ExtractLane(both, 1);
+}
+#endif
+
+/// The pairs that fill no vector, and the last bytes that fill no pair.
+HWY_NOINLINE std::uint64_t nh_rest(const std::uint8_t* p, std::int64_t from, std::int64_t n) {
+  std::uint64_t sum = 0;
+  for (std::int64_t i = from; i < n; i += 8) {
+    sum += hash::nh_pair(detail::load_word(p + i, n - i),
+                         detail::kNhKeys[static_cast<std::size_t>(i / 8)]);
+  }
+  return sum;
+}
+
+HWY_INLINE Sums nh_rows(const Rows& rows, const Rows& ahead, std::int64_t n) {
   const hn::ScalableTag<std::uint64_t> d64;
   const hn::Repartition<std::uint32_t, decltype(d64)> d32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d64));
   const std::uint64_t* HWY_RESTRICT key = detail::kNhKeys.data();
-  const auto term = [&](auto data, std::int64_t pair) HWY_ATTR {
-    const auto keys = hn::LoadU(d64, key + pair);
+  const auto load = [&](const std::uint8_t* p, std::int64_t pair) HWY_ATTR {
+    return hn::LoadU(d64, reinterpret_cast<const std::uint64_t*>(p) + pair);
+  };
+  const auto term = [&](auto data, auto keys) HWY_ATTR {
     const auto sum = hn::Add(hn::BitCast(d32, data), hn::BitCast(d32, keys));
     const auto high = hn::ShiftRight<32>(hn::BitCast(d64, sum));
     return hn::MulEven(sum, hn::BitCast(d32, high));
   };
-  const auto load = [&](std::int64_t pair) HWY_ATTR {
-    return hn::LoadU(d64, reinterpret_cast<const std::uint64_t*>(p) + pair);
-  };
-  auto a = hn::Zero(d64), b = hn::Zero(d64);
+  auto a = hn::Zero(d64), b = a, c = a, d = a;
   const std::int64_t pairs = n / 8;
   std::int64_t i = 0;
-  for (; i + 2 * lanes <= pairs; i += 2 * lanes) {
-    a = hn::Add(a, term(load(i), i));
-    b = hn::Add(b, term(load(i + lanes), i + lanes));
+  for (; i + lanes <= pairs; i += lanes) {
+    if (lanes >= 8 || i % 8 == 0) prefetch(ahead, i * 8);
+    const auto keys = hn::LoadU(d64, key + i);
+    a = hn::Add(a, term(load(rows.a, i), keys));
+    b = hn::Add(b, term(load(rows.b, i), keys));
+    c = hn::Add(c, term(load(rows.c, i), keys));
+    d = hn::Add(d, term(load(rows.d, i), keys));
   }
-  if (i + lanes <= pairs) {
-    a = hn::Add(a, term(load(i), i));
-    i += lanes;
-  }
-  std::uint64_t rest = 0;
-#if HWY_MEM_OPS_MIGHT_FAULT
-  for (; i < pairs; ++i) rest += hash::nh_pair(detail::load_word(p + i * 8, 8), key[i]);
-#else
+  Sums sums = {};
   if (i < pairs) {
+    prefetch(ahead, i * 8);
+#if !HWY_MEM_OPS_MIGHT_FAULT
     const auto mask = hn::FirstN(d64, static_cast<std::size_t>(pairs - i));
-    const auto data = hn::MaskedLoad(mask, d64, reinterpret_cast<const std::uint64_t*>(p) + i);
-    b = hn::Add(b, hn::IfThenElseZero(mask, term(data, i)));
-  }
+    const auto keys = hn::LoadU(d64, key + i);
+    const auto part = [&](const std::uint8_t* p) HWY_ATTR {
+      const auto* words = reinterpret_cast<const std::uint64_t*>(p) + i;
+      return hn::IfThenElseZero(mask, term(hn::MaskedLoad(mask, d64, words), keys));
+    };
+    a = hn::Add(a, part(rows.a));
+    b = hn::Add(b, part(rows.b));
+    c = hn::Add(c, part(rows.c));
+    d = hn::Add(d, part(rows.d));
+    i = pairs;
 #endif
-  if (n % 8 != 0) {
-    rest += hash::nh_pair(detail::load_word(p + pairs * 8, n % 8), key[pairs]);
   }
-  return rest + hn::GetLane(hn::SumOfLanes(d64, hn::Add(a, b)));
+  add_sums(d64, a, b, sums.a, sums.b);
+  add_sums(d64, c, d, sums.c, sums.d);
+  if (HWY_UNLIKELY(i * 8 < n)) {
+    sums.a += nh_rest(rows.a, i * 8, n);
+    sums.b += nh_rest(rows.b, i * 8, n);
+    sums.c += nh_rest(rows.c, i * 8, n);
+    sums.d += nh_rest(rows.d, i * 8, n);
+  }
+  return sums;
 }
+
 #endif
 
-/// Walks the lines that will be hashed, `kAhead` bytes before they are.
-class Prefetcher {
- public:
-  Prefetcher(std::span<const PreparedSource> sources, std::int64_t page_size,
-             std::span<const std::int64_t> slots) noexcept
-      : sources_(sources), page_size_(page_size), slots_(slots) {
-    enter();
-    advance(kAhead);
-  }
-  void advance(std::int64_t bytes) noexcept {
-    while (bytes > 0 && slot_ < slots_.size()) {
-      __builtin_prefetch(line_);
-      line_ += kLine;
-      bytes -= kLine;
-      if (line_ >= end_) {
-        if (++source_ == sources_.size()) {
-          source_ = 0;
-          ++slot_;
-        }
-        enter();
-      }
-    }
-  }
+/// Slots that go through each of the small loops below together: addresses, NH, terms, digests.
+/// Apart, each of them keeps its values in registers.
+constexpr std::int64_t kBatch = 64;
 
- private:
-  static constexpr std::int64_t kLine = 64, kAhead = 4096;
-  void enter() noexcept {
-    if (slot_ >= slots_.size()) return;
-    if (source_ == 0) {
-      page_ = slots_[slot_] / page_size_;
-      token_ = slots_[slot_] % page_size_;
-    }
-    const PreparedSource& s = sources_[source_];
-    line_ = s.at(page_, token_);
-    end_ = line_ + s.bytes;
+/// NH of the same n bytes of many rows; `ahead[i]` is asked for while rows[i] is read.
+void nh_batch(const std::uint8_t* const* rows, const std::uint8_t* const* ahead,
+              std::int64_t num_rows, std::int64_t offset, std::int64_t ahead_offset, std::int64_t n,
+              std::uint64_t* out) {
+  for (std::int64_t i = 0; i < num_rows; i += kRows) {
+    const Rows here{rows[i], rows[i + 1], rows[i + 2], rows[i + 3]};
+    const Rows there{ahead[i], ahead[i + 1], ahead[i + 2], ahead[i + 3]};
+    const Sums sums = nh_rows(here + offset, there + ahead_offset, n);
+    out[i] = sums.a;
+    out[i + 1] = sums.b;
+    out[i + 2] = sums.c;
+    out[i + 3] = sums.d;
   }
-  std::span<const PreparedSource> sources_;
-  std::int64_t page_size_;
-  std::span<const std::int64_t> slots_;
-  std::size_t slot_ = 0, source_ = 0;
-  std::int64_t page_ = 0, token_ = 0;
-  const std::uint8_t *line_ = nullptr, *end_ = nullptr;
+}
+
+/// What slots add up to, of the right class and not reduced, in two halves: far below 2^120.
+struct Terms {
+  std::uint64_t low[kBatch], high[kBatch];
+
+  void add(std::int64_t i, hash::u128 x) {
+    const hash::u128 sum = get(i) + x;
+    low[i] = static_cast<std::uint64_t>(sum);
+    high[i] = static_cast<std::uint64_t>(sum >> 64);
+  }
+  hash::u128 get(std::int64_t i) const { return hash::u128{high[i]} << 64 | low[i]; }
 };
 
-/// What one source of one slot adds, before `finish`.
-std::uint64_t contribution(const std::uint8_t* p, std::int64_t bytes, std::uint64_t key,
-                           Depth depth) noexcept {
-  using namespace hash;
-  u128 terms = 0;
-  if (depth == Depth::partial && bytes > 32) {
-    std::uint8_t ends[32];
-    std::memcpy(ends, p, 16);
-    std::memcpy(ends + 16, p + bytes - 16, 16);
-    terms = block_term(nh_block(ends, 32), detail::kBlockKeys[0]);
-  } else {
-    std::uint64_t j = 0;
-    for (std::int64_t i = 0; i < bytes; i += kBlock, ++j) {
-      const std::uint64_t nh = nh_block(p + i, std::min(kBlock, bytes - i));
-      terms +=
-          block_term(nh, j < detail::kBlockKeys.size() ? detail::kBlockKeys[j] : block_keys(j));
+void add_source(const PreparedSource& s, const std::uint8_t* const* rows,
+                const std::uint8_t* const* ahead, std::int64_t num_rows, Depth depth,
+                Terms& terms) {
+  std::uint64_t nh[kBatch];
+  if (depth == Depth::partial && s.bytes > 32) {
+    std::uint8_t ends[kBatch][32];
+    const std::uint8_t* parts[kBatch] = {};
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      std::memcpy(ends[i], rows[i], 16);
+      std::memcpy(ends[i] + 16, rows[i] + s.bytes - 16, 16);
+      __builtin_prefetch(ahead[i]);
+      __builtin_prefetch(ahead[i] + s.bytes - 16);
+      parts[i] = ends[i];
     }
+    nh_batch(parts, parts, num_rows, 0, 0, 32, nh);
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      terms.add(i, s.length_term + hash::block_term(nh[i], s.keys[0]));
+    }
+    return;
   }
-  return source_sum(terms, bytes, key);
+  std::uint64_t first = s.length_term;
+  for (std::size_t j = 0; j < s.keys.size(); ++j) {
+    const std::int64_t offset = static_cast<std::int64_t>(j) * hash::kBlock;
+    const std::int64_t n = std::min(hash::kBlock, s.bytes - offset);
+    // A long row is asked for a block ahead, the next one when it ends.
+    const bool last = j + 1 == s.keys.size();
+    nh_batch(rows, last ? ahead : rows, num_rows, offset, last ? 0 : offset + hash::kBlock, n, nh);
+    const hash::BlockKeys keys = s.keys[j];
+    for (std::int64_t i = 0; i < num_rows; ++i) {
+      terms.add(i, first + hash::block_term(nh[i], keys));
+    }
+    first = 0;
+  }
 }
 
 void digest_slots(std::span<const PreparedSource> sources, std::int64_t page_size, Depth depth,
                   std::span<const std::int64_t> slots, std::uint64_t* digests,
                   std::uint64_t* contributions) {
-  Prefetcher prefetcher(sources, page_size, slots);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const std::int64_t page = slots[i] / page_size, token = slots[i] % page_size;
-    std::uint64_t sum = 0;
-    for (const PreparedSource& s : sources) {
-      prefetcher.advance(s.bytes);
-      const std::uint64_t c = contribution(s.at(page, token), s.bytes, s.key, depth);
-      if (contributions != nullptr) *contributions++ = c;
-      sum += c;
-      sum = sum >= hash::kP ? sum - hash::kP : sum;
+  constexpr std::int64_t kAhead = 4096;  // bytes between asking for a line and reading it
+  const bool shifts = (page_size & (page_size - 1)) == 0;
+  const int shift = std::countr_zero(static_cast<std::uint64_t>(page_size));
+  const auto n = static_cast<std::int64_t>(slots.size());
+  std::int64_t slot_bytes = 1;
+  for (const PreparedSource& s : sources) slot_bytes += s.bytes;
+  // Small slots in large batches, where each row is asked for a few rows before it is read. Large
+  // ones eight at a time, where the next source is asked for, or the next eight.
+  const bool small = slot_bytes <= kAhead;
+  const std::int64_t batch = small ? kBatch : 2 * kRows;
+  const std::int64_t ahead =
+      std::clamp<std::int64_t>(kAhead / slot_bytes / kRows, 1, kBatch / kRows) * kRows;
+  const std::uint8_t* rows[2 * kBatch];
+  // Rows from slot i on; beyond the last slot, the last one again.
+  const auto address = [&](const PreparedSource& s, std::int64_t i, std::int64_t count,
+                           const std::uint8_t** out) {
+    for (std::int64_t r = 0; r < count; ++r) {
+      const std::int64_t slot = slots[static_cast<std::size_t>(std::min(i + r, n - 1))];
+      const std::int64_t page = shifts ? slot >> shift : slot / page_size;
+      out[r] = s.at(page, slot - page * page_size);
     }
-    digests[i] = hash::finish(sum, depth);
+  };
+  for (std::int64_t i = 0; i < n; i += batch) {
+    const std::int64_t count = std::min(batch, n - i);
+    const std::int64_t num_rows = (count + kRows - 1) / kRows * kRows;
+    Terms terms;
+    std::fill_n(terms.low, num_rows, 0);
+    std::fill_n(terms.high, num_rows, 0);
+    for (std::size_t k = 0; k < sources.size(); ++k) {
+      const PreparedSource& s = sources[k];
+      if (small) {
+        address(s, i, num_rows + ahead, rows);
+      } else {
+        address(s, i, num_rows, rows);
+        const bool more = k + 1 < sources.size();
+        address(sources[more ? k + 1 : 0], more ? i : i + batch, num_rows, rows + kBatch);
+      }
+      Terms before;
+      if (contributions != nullptr) before = terms;
+      add_source(s, rows, rows + (small ? ahead : kBatch), num_rows, depth, terms);
+      for (std::int64_t r = 0; contributions != nullptr && r < count; ++r) {
+        contributions[static_cast<std::size_t>(i + r) * sources.size() + k] =
+            hash::canonical(terms.get(r) - before.get(r));
+      }
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+      digests[i + r] = hash::finish(hash::reduce(terms.get(r)), depth);
+    }
   }
 }
 
@@ -173,12 +287,29 @@ void digest_slots(std::span<const PreparedSource> sources, std::int64_t page_siz
 #endif
 }
 
+namespace {
+
+/// The source's key is folded into the keys of its blocks.
+PreparedSource prepare(const Source& s) {
+  const std::uint64_t key = hash::source_key(s.key_offset);
+  PreparedSource p{s.base + s.offset,
+                   s.page_stride,
+                   s.token_stride,
+                   s.bytes,
+                   hash::multiply(hash::length_term(s.bytes), key),
+                   {}};
+  for (std::int64_t i = 0; i < s.bytes; i += hash::kBlock) {
+    const hash::BlockKeys k = hash::block_keys(static_cast<std::uint64_t>(i / hash::kBlock));
+    p.keys.push_back({hash::multiply(k.low, key), hash::multiply(k.high, key)});
+  }
+  return p;
+}
+
+}  // namespace
+
 std::vector<PreparedSource> prepare(std::span<const Source> sources) {
   std::vector<PreparedSource> out;
-  for (const Source& s : sources) {
-    out.push_back({s.base + s.offset, s.page_stride, s.token_stride, s.bytes,
-                   hash::source_key(s.key_offset)});
-  }
+  for (const Source& s : sources) out.push_back(prepare(s));
   return out;
 }
 
@@ -227,10 +358,7 @@ std::optional<std::uint64_t> digest_contribution(const Source& source, std::int6
                                                  std::int64_t slot, Depth depth) noexcept {
   if (depth == Depth::none) return 0;
   if (!holds(source, page_size, slot)) return std::nullopt;
-  if (source.bytes == 0) return 0;
-  const PreparedSource prepared{source.base + source.offset, source.page_stride,
-                                source.token_stride, source.bytes,
-                                hash::source_key(source.key_offset)};
+  const PreparedSource prepared = prepare(source);
   std::uint64_t digest = 0, contribution = 0;
   digest_slots({&prepared, 1}, page_size, depth, {&slot, 1}, &digest, &contribution);
   return contribution;

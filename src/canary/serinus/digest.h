@@ -7,15 +7,18 @@
 
 #include <serinus/canary.h>
 
+#include "canary/serinus/hash.h"
+
 namespace serinus::canary {
 
-/// A source with its key worked out. The caller has checked that every slot lies in its buffer.
+/// A source with its keys worked out. The caller has checked that every slot lies in its buffer.
 struct PreparedSource {
   const std::uint8_t* base = nullptr;  ///< of token 0 of page 0
   std::int64_t page_stride = 0;
   std::int64_t token_stride = 0;
   std::int64_t bytes = 0;
-  std::uint64_t key = 0;
+  std::uint64_t length_term = 0;
+  std::vector<hash::BlockKeys> keys;  ///< of its blocks
 
   const std::uint8_t* at(std::int64_t page, std::int64_t token) const noexcept {
     return base + page * page_stride + token * token_stride;

@@ -17,12 +17,6 @@ inline constexpr auto kNhKeys = [] {
   return keys;
 }();
 
-inline constexpr auto kBlockKeys = [] {
-  std::array<hash::BlockKeys, hash::kBlockTable> keys{};
-  for (std::size_t j = 0; j < keys.size(); ++j) keys[j] = hash::block_keys(j);
-  return keys;
-}();
-
 /// Up to 8 bytes, little-endian, zero-extended.
 inline std::uint64_t load_word(const std::uint8_t* p, std::int64_t n) noexcept {
   std::uint64_t word = 0;

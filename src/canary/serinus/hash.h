@@ -36,12 +36,20 @@ SERINUS_HOST_DEVICE constexpr std::uint64_t canonical(std::uint64_t x) noexcept 
   x = fold(fold(x));
   return x == kP ? 0 : x;
 }
-SERINUS_HOST_DEVICE constexpr std::uint64_t canonical(u128 x) noexcept {
-  // x < 2^122 + small leaves less than 2^62 + 2^61 after one fold, so a u64 holds it.
-  const auto lo = static_cast<std::uint64_t>(x) & kP;
+/// The class of x, below 2^62 + 2^6.
+SERINUS_HOST_DEVICE constexpr std::uint64_t fold(u128 x) noexcept {
   const u128 rest = x >> 61;
-  return canonical(lo + (static_cast<std::uint64_t>(rest) & kP) +
-                   static_cast<std::uint64_t>(rest >> 61));
+  return (static_cast<std::uint64_t>(x) & kP) + (static_cast<std::uint64_t>(rest) & kP) +
+         static_cast<std::uint64_t>(rest >> 61);
+}
+SERINUS_HOST_DEVICE constexpr std::uint64_t canonical(u128 x) noexcept {
+  return canonical(fold(x));
+}
+/// The same for x < 2^120, in five instructions: what a slot of less than 2^26 blocks adds up to.
+SERINUS_HOST_DEVICE constexpr std::uint64_t reduce(u128 x) noexcept {
+  const std::uint64_t sum =
+      (static_cast<std::uint64_t>(x) & kP) + static_cast<std::uint64_t>(x >> 61);
+  return sum >= kP ? sum - kP : sum;
 }
 SERINUS_HOST_DEVICE constexpr std::uint64_t multiply(std::uint64_t a, std::uint64_t b) noexcept {
   return canonical(static_cast<u128>(a) * b);
@@ -78,7 +86,6 @@ SERINUS_HOST_DEVICE constexpr std::uint64_t chain_value(std::uint64_t h) noexcep
 // ---------------------------------------------------------------- digest
 
 inline constexpr std::int64_t kBlock = 1024;  ///< bytes that share the NH key
-inline constexpr int kBlockTable = 256;       ///< block multipliers kept in a table
 inline constexpr std::uint64_t kNhSeed = 0x5345524E4E480001u;
 inline constexpr std::uint64_t kBlockSeed = 0x5345524E424C0002u;
 inline constexpr std::uint64_t kSourceSeed = 0x5345524E53520003u;
@@ -115,11 +122,14 @@ SERINUS_HOST_DEVICE constexpr std::uint64_t source_key(std::int64_t key_offset) 
   return canonical(stream(kSourceSeed, static_cast<std::uint64_t>(key_offset)));
 }
 
+/// The length, as one more word of the source.
+SERINUS_HOST_DEVICE constexpr std::uint64_t length_term(std::int64_t bytes) noexcept {
+  return multiply(canonical(static_cast<std::uint64_t>(bytes)), kLengthKey);
+}
 /// What a source adds: its length and the terms of its blocks, under the source's key.
 SERINUS_HOST_DEVICE constexpr std::uint64_t source_sum(u128 block_terms, std::int64_t bytes,
                                                        std::uint64_t key) noexcept {
-  const u128 length = static_cast<u128>(static_cast<std::uint64_t>(bytes)) * kLengthKey;
-  return multiply(canonical(block_terms + length), key);
+  return multiply(canonical(block_terms + length_term(bytes)), key);
 }
 
 SERINUS_HOST_DEVICE constexpr std::uint64_t finish(std::uint64_t sum, Depth depth) noexcept {
