@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
 class ValueError : public Error {
   using Error::Error;
 };
-/// A dtype or kind that the call does not take. Python: TypeError.
+/// An argument of a kind that the call does not take (a wrong dtype is none). Python: TypeError.
 class TypeError : public Error {
   using Error::Error;
 };
