@@ -1,5 +1,4 @@
 // The fingerprint of a slot's KV bytes.
-#include <algorithm>
 #include <optional>
 
 #include "canary/sglang/records.h"
@@ -28,27 +27,28 @@ std::uint64_t word_at(const std::uint8_t* p) noexcept {
   return w;
 }
 
-// Four independent folds keep the multiplier busy; more spill registers.
+// Independent folds that keep the multiplier busy; more spill registers.
 constexpr int kLanes = 4;
+constexpr std::int64_t kWordsPerLine = 8;
 
-void fold_lanes(const SourceParams& s, const std::uint8_t* const (&bytes)[kLanes],
-                std::uint64_t (&out)[kLanes]) noexcept {
+// Folds kLanes slots, and asks for the lines of the next ones as it goes.
+void fold_lanes(const SourceParams& s, const std::uint8_t* const* bytes,
+                const std::uint8_t* const* next, std::uint64_t* out) noexcept {
   std::uint64_t f[kLanes] = {};
   for (std::int64_t w = 0; w < s.words; ++w) {
+    if (next != nullptr && w % kWordsPerLine == 0) {
+      for (int lane = 0; lane < kLanes; ++lane) __builtin_prefetch(next[lane] + w * 8, 0, 3);
+    }
     for (int lane = 0; lane < kLanes; ++lane)
       f[lane] = hash::splitmix64(f[lane] ^ word_at(bytes[lane] + w * 8));
   }
-  std::copy(f, f + kLanes, out);
+  for (int lane = 0; lane < kLanes; ++lane) out[lane] = hash::splitmix64(out[lane] ^ f[lane]);
 }
 
 std::uint64_t fold_one(const SourceParams& s, const std::uint8_t* bytes) noexcept {
   std::uint64_t f = 0;
   for (std::int64_t w = 0; w < s.words; ++w) f = hash::splitmix64(f ^ word_at(bytes + w * 8));
   return f;
-}
-
-const std::uint8_t* bytes_of(const SourceParams& s, std::int64_t slot) noexcept {
-  return s.base + (slot / s.page_size) * s.row_stride + (slot % s.page_size) * s.token_stride;
 }
 
 }  // namespace
@@ -67,30 +67,37 @@ SourceParams source_params(const RealKvSource& source, RealKvHashMode mode) {
   return s;
 }
 
-bool has_bytes(const ContextParams& c, std::int64_t slot) noexcept {
-  for (int i = 0; i < c.num_sources; ++i) {
-    const SourceParams& s = c.sources[static_cast<std::size_t>(i)];
-    if (!offset_of(s, slot, s.words * 8)) return false;
-  }
-  return true;
-}
-
 void fold(const ContextParams& c, const std::int64_t* slots, std::int64_t count,
-          std::uint64_t* out) noexcept {
-  std::fill(out, out + count, std::uint64_t{0});
+          std::uint64_t* hashes, bool* ok) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) {
+    hashes[i] = 0;
+    ok[i] = within(slots[i], c.num_slots);
+  }
+  if (c.num_sources == 0) return;
+  // The slots whose bytes exist, packed.
+  std::int64_t entries[kGroup];
+  const std::uint8_t* bytes[kMaxRealKvSources][kGroup];
+  std::int64_t n = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (int k = 0; ok[i] && k < c.num_sources; ++k) {
+      const SourceParams& s = c.sources[static_cast<std::size_t>(k)];
+      const std::optional<std::int64_t> at = offset_of(s, slots[i], s.words * 8);
+      ok[i] = at.has_value();
+      if (at) bytes[k][n] = s.base + *at;
+    }
+    if (ok[i]) entries[n++] = i;
+  }
+  std::uint64_t packed[kGroup] = {};
   for (int k = 0; k < c.num_sources; ++k) {
     const SourceParams& s = c.sources[static_cast<std::size_t>(k)];
     std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      const std::uint8_t* bytes[kLanes];
-      std::uint64_t f[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) bytes[lane] = bytes_of(s, slots[i + lane]);
-      fold_lanes(s, bytes, f);
-      for (int lane = 0; lane < kLanes; ++lane)
-        out[i + lane] = hash::splitmix64(out[i + lane] ^ f[lane]);
+    for (; i + kLanes <= n; i += kLanes) {
+      const bool more = i + 2 * kLanes <= n;
+      fold_lanes(s, bytes[k] + i, more ? bytes[k] + i + kLanes : nullptr, packed + i);
     }
-    for (; i < count; ++i) out[i] = hash::splitmix64(out[i] ^ fold_one(s, bytes_of(s, slots[i])));
+    for (; i < n; ++i) packed[i] = hash::splitmix64(packed[i] ^ fold_one(s, bytes[k][i]));
   }
+  for (std::int64_t i = 0; i < n; ++i) hashes[entries[i]] = packed[i];
 }
 
 std::optional<std::uint64_t> source_hash(const RealKvSource& source, RealKvHashMode mode,
@@ -98,8 +105,9 @@ std::optional<std::uint64_t> source_hash(const RealKvSource& source, RealKvHashM
   check(source);
   if (mode == RealKvHashMode::none) return 0;
   const SourceParams s = source_params(source, mode);
-  if (!offset_of(s, slot, s.words * 8)) return std::nullopt;
-  return fold_one(s, bytes_of(s, slot));
+  const std::optional<std::int64_t> at = offset_of(s, slot, s.words * 8);
+  if (!at) return std::nullopt;
+  return fold_one(s, s.base + *at);
 }
 
 std::optional<std::uint64_t> real_kv_hash(std::span<const RealKvSource> sources,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -36,13 +37,20 @@ inline Record load(const ContextParams& c, std::int64_t slot) noexcept {
   std::memcpy(&r, c.records + slot * c.stride, sizeof r);
   return r;
 }
+/// Field by field: the record is never put together in memory first.
 inline void store(const ContextParams& c, std::int64_t slot, const Record& r) noexcept {
-  std::memcpy(c.records + slot * c.stride, &r, sizeof r);
+  std::uint8_t* const at = c.records + slot * c.stride;
+  std::memcpy(at + offsetof(Record, token), &r.token, sizeof r.token);
+  std::memcpy(at + offsetof(Record, position), &r.position, sizeof r.position);
+  std::memcpy(at + offsetof(Record, prev_hash), &r.prev_hash, sizeof r.prev_hash);
+  std::memcpy(at + offsetof(Record, real_kv_hash), &r.real_kv_hash, sizeof r.real_kv_hash);
 }
-/// Asks for a record's cache line; any slot.
+/// Asks for a record's cache line. Any slot: asking for an address that does not exist does
+/// nothing.
 template <int kForWrite>
 inline void prefetch(const ContextParams& c, std::int64_t slot) noexcept {
-  if (within(slot, c.num_slots)) __builtin_prefetch(c.records + slot * c.stride, kForWrite, 3);
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(c.records) + u64(slot) * u64(c.stride);
+  __builtin_prefetch(reinterpret_cast<const void*>(at), kForWrite, 3);
 }
 
 inline std::uint64_t hash_of(const Record& r) noexcept {
@@ -90,12 +98,13 @@ struct Tally {
   }
 };
 
+/// Entries that are handled together: their misses overlap, their bytes are folded side by side.
+inline constexpr std::int64_t kGroup = 32;
+
 // real_kv.cpp
-/// Whether the bytes of `slot` lie within every source. `slot` >= 0.
-bool has_bytes(const ContextParams& c, std::int64_t slot) noexcept;
-/// out[i] = fingerprint of slots[i], which has_bytes(). Several slots are folded side by side,
-/// since each fold is one long dependent chain.
+/// For `count` <= kGroup slots of any value: hashes[i] = the fingerprint of slots[i]; ok[i] = false
+/// and nothing read where the slot lies outside the buffer or outside a source.
 void fold(const ContextParams& c, const std::int64_t* slots, std::int64_t count,
-          std::uint64_t* out) noexcept;
+          std::uint64_t* hashes, bool* ok) noexcept;
 
 }  // namespace serinus::canary::sglang

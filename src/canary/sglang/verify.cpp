@@ -10,27 +10,18 @@ namespace serinus::canary::sglang {
 namespace {
 
 constexpr std::int64_t kGrain = 4096;  // entries a thread takes at a time
-constexpr std::int64_t kAhead = 32;    // entries between asking for a record and reading it
-constexpr std::int64_t kGroup = 16;    // entries whose bytes are folded side by side
+// Entries between asking for a record and loading it. More than this many lines under way at once
+// are not asked for in earnest: the request is dropped, and costs more than none.
+constexpr std::int64_t kAhead = 16;
 
-enum class Entry : std::uint8_t { padding, out_of_range, checked };
-
-Entry kind_of(const VerifyParams& p, std::int64_t i) noexcept {
-  const std::int64_t slot = p.slots[i];
-  if (slot == kPaddingSlot) return Entry::padding;
-  if (!within(slot, p.context.num_slots) || p.prev_slots[i] >= p.context.num_slots)
-    return Entry::out_of_range;
-  return Entry::checked;
-}
-
-void check_entry(const VerifyParams& p, std::int64_t i, std::uint64_t real_kv_hash, Tally& tally) {
-  const Record stored = load(p.context, p.slots[i]);
+void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
+                 const Record& predecessor, std::uint64_t real_kv_hash, Tally& tally) {
   const std::int64_t prev = p.prev_slots[i];
   std::int64_t expected_hash = stored.prev_hash;  // of an unreachable predecessor
   if (prev < 0)
     expected_hash = i64(hash::kAnchorHash);
   else if (prev != kPaddingSlot)
-    expected_hash = i64(hash_of(load(p.context, prev)));
+    expected_hash = i64(hash_of(predecessor));
   const std::int64_t expected_token = p.check_tokens ? p.tokens[i] : kNoToken;
 
   FailReason reasons = FailReason::none;
@@ -39,8 +30,7 @@ void check_entry(const VerifyParams& p, std::int64_t i, std::uint64_t real_kv_ha
   if (stored.real_kv_hash != i64(real_kv_hash)) reasons = reasons | FailReason::verify_real_kv_hash;
   if (expected_token != kNoToken && stored.token != expected_token)
     reasons = reasons | FailReason::verify_token;
-  if (reasons == FailReason::none) [[likely]]
-    return;
+  if (reasons == FailReason::none) return;
   tally.add(p.context, {.kernel_kind = p.context.kernel_kind,
                         .slot = p.slots[i],
                         .position = stored.position,
@@ -51,7 +41,31 @@ void check_entry(const VerifyParams& p, std::int64_t i, std::uint64_t real_kv_ha
                         .fail_reason_bits = static_cast<std::int64_t>(reasons)});
 }
 
-// Asks for the records of the entry kAhead further on; `end` bounds the plan.
+// Whether check_entry would find anything in entries first, first + 1, ... of the plan: the same
+// tests for a whole group, without a branch.
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
+               const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept {
+  const std::int64_t* const prev_slots = p.prev_slots + first;
+  const std::int64_t* const positions = p.positions + first;
+  std::uint64_t differences = 0;
+  for (std::int64_t k = 0; k < count; ++k) {
+    std::uint64_t expected_hash = hash_of(predecessors[k]);
+    expected_hash = prev_slots[k] < 0 ? hash::kAnchorHash : expected_hash;
+    expected_hash = prev_slots[k] == kPaddingSlot ? u64(stored[k].prev_hash) : expected_hash;
+    differences |= u64(stored[k].prev_hash) ^ expected_hash;
+    differences |= u64(stored[k].position ^ positions[k]);
+    differences |= u64(stored[k].real_kv_hash) ^ real_kv_hashes[k];
+  }
+  if (p.check_tokens) {
+    const std::int64_t* const tokens = p.tokens + first;
+    for (std::int64_t k = 0; k < count; ++k)
+      differences |= tokens[k] == kNoToken ? 0 : u64(stored[k].token ^ tokens[k]);
+  }
+  return differences != 0;
+}
+
+// Asks for the records of the entry kAhead further on. An address out of the buffer is not
+// dereferenced, so none is refused here.
 void look_ahead(const VerifyParams& p, std::int64_t i, std::int64_t end) noexcept {
   const std::int64_t next = i + kAhead;
   if (next >= end) return;
@@ -60,36 +74,72 @@ void look_ahead(const VerifyParams& p, std::int64_t i, std::int64_t end) noexcep
   if (p.prev_slots[next] != p.slots[next - 1]) prefetch<0>(p.context, p.prev_slots[next]);
 }
 
-void verify_records(const VerifyParams& p, std::int64_t begin, std::int64_t end, Tally& tally) {
-  for (std::int64_t i = begin; i < end; ++i) {
-    look_ahead(p, i, end);
-    const Entry kind = kind_of(p, i);
-    if (kind == Entry::checked)
-      check_entry(p, i, 0, tally);
-    else if (kind == Entry::out_of_range)
+// What a group of entries is loaded into. Made once a range: filling it with zeros takes as long as
+// a group's loads.
+struct Scratch {
+  Record chain[kGroup + 1];  // the first entry's predecessor, then the entries
+  Record others[kGroup];     // predecessors, where they are not a chain
+  std::uint64_t hashes[kGroup] = {};
+  bool ok[kGroup];
+};
+
+// Verifies a group of entries. Their records are loaded first, all at once, so that the misses
+// overlap; then they are checked.
+void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count, std::int64_t end,
+                  Scratch& scratch, Tally& tally) {
+  const ContextParams& c = p.context;
+  bool skips = false;   // some entry is not checked
+  bool a_chain = true;  // every entry's predecessor is the entry before it, or none
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::int64_t prev = p.prev_slots[first + k];
+    skips |= u64(p.slots[first + k]) - 1 >= u64(c.num_slots) - 1;  // slot 0 or out of range
+    skips |= prev >= c.num_slots;
+    a_chain &= k == 0 || prev <= 0 || prev == p.slots[first + k - 1];
+  }
+  auto& [chain, others, hashes, ok] = scratch;
+  if (c.num_sources > 0) {
+    std::int64_t slots[kGroup] = {};
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t slot = p.slots[first + k];
+      slots[k] = slot == kPaddingSlot ? -1 : slot;
+    }
+    fold(c, slots, count, hashes, ok);
+    for (std::int64_t k = 0; k < count; ++k) skips |= !ok[k];
+  }
+
+  const Record* const stored = chain + 1;
+  const Record* predecessors = chain;
+  if (!skips) {
+    const std::int64_t prev = p.prev_slots[first];
+    chain[0] = prev > 0 ? load(c, prev) : Record{};
+    for (std::int64_t k = 0; k < count; ++k) {
+      look_ahead(p, first + k, end);
+      chain[k + 1] = load(c, p.slots[first + k]);
+    }
+    if (!a_chain) {
+      for (std::int64_t k = 0; k < count; ++k)
+        others[k] = load(c, std::max(p.prev_slots[first + k], kPaddingSlot));
+      predecessors = others;
+    }
+    if (!any_fault(p, first, count, stored, predecessors, hashes)) return;
+  }
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::int64_t slot = p.slots[first + k];
+    const std::int64_t prev = p.prev_slots[first + k];
+    if (slot == kPaddingSlot) continue;
+    if (!within(slot, c.num_slots) || prev >= c.num_slots || (c.num_sources > 0 && !ok[k])) {
       ++tally.out_of_range;
+      continue;
+    }
+    check_entry(p, first + k, load(c, slot), prev > 0 ? load(c, prev) : Record{}, hashes[k], tally);
   }
 }
 
-void verify_records_and_bytes(const VerifyParams& p, std::int64_t begin, std::int64_t end,
-                              Tally& tally) {
-  for (std::int64_t i = begin; i < end;) {
-    std::int64_t entries[kGroup];
-    std::int64_t slots[kGroup];
-    std::uint64_t hashes[kGroup];
-    std::int64_t n = 0;
-    for (; i < end && n < kGroup; ++i) {
-      look_ahead(p, i, end);
-      Entry kind = kind_of(p, i);
-      if (kind == Entry::checked && !has_bytes(p.context, p.slots[i])) kind = Entry::out_of_range;
-      if (kind == Entry::out_of_range) ++tally.out_of_range;
-      if (kind != Entry::checked) continue;
-      entries[n] = i;
-      slots[n++] = p.slots[i];
-    }
-    fold(p.context, slots, n, hashes);
-    for (std::int64_t k = 0; k < n; ++k) check_entry(p, entries[k], hashes[k], tally);
-  }
+void verify_range(const VerifyParams& p, std::int64_t begin, std::int64_t end, Tally& tally) {
+  tally.entries = end - begin;
+  Scratch scratch;
+  for (std::int64_t i = begin; i < end; i += kGroup)
+    verify_group(p, i, std::min(kGroup, end - i), end, scratch, tally);
 }
 
 void run_verify(const VerifyParams& p, int threads) {
@@ -101,12 +151,7 @@ void run_verify(const VerifyParams& p, int threads) {
   if (n == 0) return;
   std::vector<Tally> tallies(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
   parallel_for(threads, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    Tally& tally = tallies[static_cast<std::size_t>(begin / kGrain)];
-    tally.entries = end - begin;
-    if (p.context.num_sources == 0)
-      verify_records(p, begin, end, tally);
-    else
-      verify_records_and_bytes(p, begin, end, tally);
+    verify_range(p, begin, end, tallies[static_cast<std::size_t>(begin / kGrain)]);
   });
   for (const Tally& tally : tallies) tally.commit(p.context);
 }

@@ -1,5 +1,6 @@
 // Write: stamps the records of the new tokens.
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "base/parallel.h"
@@ -9,15 +10,15 @@ namespace serinus::canary::sglang {
 
 namespace {
 
-constexpr std::int64_t kAhead = 16;  // entries between asking for a record's line and storing to it
-constexpr std::int64_t kGroup = 16;  // entries whose bytes are folded side by side
+constexpr std::int64_t kAhead = 32;  // entries between asking for a record's line and storing to it
+constexpr std::int64_t kGrain = 8 * kGroup;  // entries a thread folds at a time
 // Below this a second thread costs more than it brings.
 constexpr std::int64_t kParallelTokens = 8192;
 
 // A request's run of tokens, and where its chain stands.
 struct Row {
   std::int64_t begin = 0, end = 0;
-  hash::Chain chain{hash::kAnchorHash};
+  std::uint64_t chain = hash::kAnchorHash;
   bool seed_exists = true;       // false: none of the row's entries can be stamped
   bool check_positions = false;  // against `position`, the predecessor's
   std::int64_t position = 0;
@@ -45,7 +46,7 @@ std::vector<Row> rows_of(const WriteParams& p, Tally& tally) {
       row.seed_exists = false;
     } else if (seed >= 0) {
       const Record predecessor = load(p.context, seed);
-      row.chain = hash::Chain(hash_of(predecessor));
+      row.chain = hash_of(predecessor);
       row.check_positions = *p.context.enable_chain_position_assert != 0;
       row.position = predecessor.position;
     }
@@ -54,79 +55,110 @@ std::vector<Row> rows_of(const WriteParams& p, Tally& tally) {
   return rows;
 }
 
-void report(const WriteParams& p, std::int64_t i, std::uint64_t running_hash,
-            std::int64_t expected_token, std::int64_t expected_position, FailReason reasons,
-            Tally& tally) {
-  tally.add(p.context, {.kernel_kind = p.context.kernel_kind,
-                        .slot = p.slots[i],
-                        .position = p.positions[i],
-                        .stored_token = p.tokens[i],
-                        .expected_token = expected_token,
-                        .stored_chain_hash = i64(running_hash),
-                        .expected_aux = expected_position,
-                        .fail_reason_bits = static_cast<std::int64_t>(reasons)});
+ViolationRow violation(const WriteParams& p, std::int64_t i, std::uint64_t running_hash,
+                       std::int64_t expected_token, std::int64_t expected_position,
+                       FailReason reasons) {
+  return {.kernel_kind = p.context.kernel_kind,
+          .slot = p.slots[i],
+          .position = p.positions[i],
+          .stored_token = p.tokens[i],
+          .expected_token = expected_token,
+          .stored_chain_hash = i64(running_hash),
+          .expected_aux = expected_position,
+          .fail_reason_bits = static_cast<std::int64_t>(reasons)};
 }
 
-// Compares entry i with what was expected of it, and moves the row's position on.
-void check_input(const WriteParams& p, std::int64_t i, Row& row, std::uint64_t running_hash,
-                 Tally& tally) {
-  const std::int64_t token = p.tokens[i];
-  const std::int64_t position = p.positions[i];
-  if (p.expected_tokens != nullptr) {
-    FailReason reasons = FailReason::none;
-    if (token != p.expected_tokens[i]) reasons = reasons | FailReason::write_token;
-    if (position != p.expected_positions[i]) reasons = reasons | FailReason::write_position;
-    if (reasons != FailReason::none) [[unlikely]]
-      report(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], reasons, tally);
-  }
-  if (row.check_positions) {
-    const std::int64_t next = i64(u64(row.position) + 1);
-    if (position != next) [[unlikely]]
-      report(p, i, running_hash, token, next, FailReason::write_position, tally);
-    row.position = position;
-  }
+// Compares entry i with what was expected of it.
+void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_hash, Tally& tally) {
+  FailReason reasons = FailReason::none;
+  if (p.tokens[i] != p.expected_tokens[i]) reasons = reasons | FailReason::write_token;
+  if (p.positions[i] != p.expected_positions[i]) reasons = reasons | FailReason::write_position;
+  if (reasons == FailReason::none) return;
+  tally.add(p.context,
+            violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], reasons));
 }
 
-// Walks a row; `stamp(i, record)` is called for every entry that is written, in order. `hashes`,
-// if given, holds the fingerprints of all entries.
-template <class Stamp>
-void walk_row(const WriteParams& p, Row row, const std::uint64_t* hashes, Tally& tally,
+// Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
+// `stamp(i, record)` is called for every entry that is written. Both in order of the entries.
+template <class Folded, class Stamp>
+void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& folded,
               const Stamp& stamp) {
-  for (std::int64_t i = row.begin; i < row.end;) {
-    std::int64_t entries[kGroup];
-    std::int64_t slots[kGroup];
-    std::uint64_t folded[kGroup];
-    std::int64_t n = 0;
-    for (; i < row.end && n < kGroup; ++i) {
-      if (i + kAhead < row.end) prefetch<1>(p.context, p.slots[i + kAhead]);
-      const std::int64_t slot = p.slots[i];
-      if (slot < 0) continue;
-      ++tally.entries;
-      if (!within(slot, p.context.num_slots) || !row.seed_exists || !has_bytes(p.context, slot)) {
-        ++tally.out_of_range;
-        continue;
+  // Each token's hash waits for the one before. Nothing else may: what the loop needs is local, as
+  // the compiler must assume that a stamp changes all other memory.
+  const std::int64_t* const slots = p.slots;
+  const std::int64_t* const tokens = p.tokens;
+  const std::int64_t* const positions = p.positions;
+  const std::int64_t end = row.end;
+  const bool check_inputs = p.expected_tokens != nullptr;
+  const bool check_positions = row.check_positions;
+  const bool seed_exists = row.seed_exists;
+  std::uint64_t chain = row.chain;
+  std::int64_t next_position = i64(u64(row.position) + 1);
+  std::int64_t entries = 0;
+  for (std::int64_t i = row.begin; i < end; ++i) {
+    if (i + kAhead < end) prefetch<1>(p.context, slots[i + kAhead]);
+    if (slots[i] < 0) continue;
+    ++entries;
+    std::uint64_t real_kv_hash = 0;
+    if (!seed_exists || !folded(i, real_kv_hash)) {
+      ++tally.out_of_range;
+      continue;
+    }
+    const std::int64_t token = tokens[i];
+    const std::int64_t position = positions[i];
+    if (check_inputs) check_input(p, i, chain, tally);
+    if (check_positions) {
+      if (position != next_position) [[unlikely]] {
+        tally.add(p.context,
+                  violation(p, i, chain, token, next_position, FailReason::write_position));
       }
-      entries[n] = i;
-      slots[n++] = slot;
+      next_position = i64(u64(position) + 1);
     }
-    if (hashes == nullptr) fold(p.context, slots, n, folded);
-    for (std::int64_t k = 0; k < n; ++k) {
-      const std::int64_t e = entries[k];
-      const std::uint64_t running_hash = row.chain.value();
-      check_input(p, e, row, running_hash, tally);
-      stamp(e, Record{.token = p.tokens[e],
-                      .position = p.positions[e],
-                      .prev_hash = i64(running_hash),
-                      .real_kv_hash = i64(hashes == nullptr ? folded[k] : hashes[e])});
-      row.chain.append(u64(p.tokens[e]), u64(p.positions[e]));
-    }
+    stamp(i, Record{.token = token,
+                    .position = position,
+                    .prev_hash = i64(chain),
+                    .real_kv_hash = i64(real_kv_hash)});
+    chain = hash::mix3(chain, u64(token), u64(position));
   }
+  tally.entries += entries;
 }
+
+// The fingerprints of one row's entries, folded a group at a time.
+class FoldedGroups {
+ public:
+  FoldedGroups(const WriteParams& p, const Row& row) : p_(p), end_(row.begin), last_(row.end) {}
+
+  bool operator()(std::int64_t i, std::uint64_t& hash) {
+    while (i >= end_) {
+      begin_ = end_;
+      end_ = std::min(begin_ + kGroup, last_);
+      fold(p_.context, p_.slots + begin_, end_ - begin_, hashes_, ok_);
+    }
+    hash = hashes_[i - begin_];
+    return ok_[i - begin_];
+  }
+
+ private:
+  const WriteParams& p_;
+  std::int64_t begin_ = 0, end_, last_;
+  std::uint64_t hashes_[kGroup];
+  bool ok_[kGroup];
+};
 
 void write_serial(const WriteParams& p, const std::vector<Row>& rows, Tally& tally) {
+  const auto stamp = [context = p.context, slots = p.slots](std::int64_t i, const Record& record) {
+    store(context, slots[i], record);
+  };
+  const auto no_bytes = [num_slots = p.context.num_slots, slots = p.slots](
+                            std::int64_t i, std::uint64_t&) { return within(slots[i], num_slots); };
   for (const Row& row : rows) {
-    walk_row(p, row, nullptr, tally,
-             [&](std::int64_t i, const Record& record) { store(p.context, p.slots[i], record); });
+    if (p.context.num_sources == 0) {
+      walk_row(p, row, tally, no_bytes, stamp);
+    } else {
+      FoldedGroups groups(p, row);
+      const auto folded = [&](std::int64_t i, std::uint64_t& hash) { return groups(i, hash); };
+      walk_row(p, row, tally, folded, stamp);
+    }
   }
 }
 
@@ -143,39 +175,29 @@ bool disjoint(const std::vector<Row>& rows) {
 void write_parallel(const WriteParams& p, const std::vector<Row>& rows, int threads, Tally& total) {
   const auto num_tokens = static_cast<std::size_t>(p.num_tokens);
   std::vector<std::uint64_t> hashes(num_tokens);
-  if (p.context.num_sources > 0) {
-    parallel_for(threads, p.num_tokens, 256, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end;) {
-        std::int64_t entries[kGroup];
-        std::int64_t slots[kGroup];
-        std::uint64_t folded[kGroup];
-        std::int64_t n = 0;
-        for (; i < end && n < kGroup; ++i) {
-          if (!within(p.slots[i], p.context.num_slots) || !has_bytes(p.context, p.slots[i]))
-            continue;
-          entries[n] = i;
-          slots[n++] = p.slots[i];
-        }
-        fold(p.context, slots, n, folded);
-        for (std::int64_t k = 0; k < n; ++k)
-          hashes[static_cast<std::size_t>(entries[k])] = folded[k];
-      }
-    });
-  }
+  const auto ok = std::make_unique<bool[]>(num_tokens);
+  parallel_for(threads, p.num_tokens, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += kGroup)
+      fold(p.context, p.slots + i, std::min(kGroup, end - i), hashes.data() + i, ok.get() + i);
+  });
   std::vector<Record> records(num_tokens);
   std::vector<std::uint8_t> stamped(num_tokens);
   std::vector<Tally> tallies(rows.size());
-  parallel_for(threads, static_cast<std::int64_t>(rows.size()), 1,
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (auto r = static_cast<std::size_t>(begin); r < static_cast<std::size_t>(end);
-                      ++r) {
-                   walk_row(p, rows[r], hashes.data(), tallies[r],
-                            [&](std::int64_t i, const Record& record) {
-                              records[static_cast<std::size_t>(i)] = record;
-                              stamped[static_cast<std::size_t>(i)] = 1;
-                            });
-                 }
-               });
+  const auto folded = [&](std::int64_t i, std::uint64_t& hash) {
+    hash = hashes[static_cast<std::size_t>(i)];
+    return ok[static_cast<std::size_t>(i)];
+  };
+  const auto stamp = [&](std::int64_t i, const Record& record) {
+    records[static_cast<std::size_t>(i)] = record;
+    stamped[static_cast<std::size_t>(i)] = 1;
+  };
+  const auto num_rows = static_cast<std::int64_t>(rows.size());
+  parallel_for(threads, num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      walk_row(p, rows[at], tallies[at], folded, stamp);
+    }
+  });
   const std::int64_t part = p.context.num_slots / threads + 1;
   parallel_for(threads, threads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::size_t i = 0; i < num_tokens; ++i) {

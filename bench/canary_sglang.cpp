@@ -1,0 +1,226 @@
+// Speed of the sglang record format on one core: `canary_sglang [--mb N] [--json FILE]`. Medians of
+// the thread's CPU time; contenders take turns in one run, so that ratios survive a busy machine.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <serinus/canary_sglang.h>
+
+#include "canary/sglang/hash.h"
+#include "tests/canary/sglang_endpoint.h"
+
+namespace serinus::canary::sglang {
+namespace {
+
+constexpr int kRounds = 5;
+
+double cpu_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+}
+
+// Median nanoseconds of each contender; they take turns.
+std::vector<double> race(const std::vector<std::function<void()>>& contenders) {
+  std::vector<std::vector<double>> times(contenders.size());
+  for (int round = 0; round <= kRounds; ++round) {
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
+      const double begin = cpu_ns();
+      contenders[i]();
+      const double took = cpu_ns() - begin;
+      if (round > 0) times[i].push_back(took);  // the first round warms up
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& t : times) {
+    std::ranges::nth_element(t, t.begin() + kRounds / 2);
+    medians.push_back(t[kRounds / 2]);
+  }
+  return medians;
+}
+
+struct Result {
+  std::string name, unit;
+  double value;
+  std::string requirement;
+};
+std::vector<Result> g_results;
+
+void report(const std::string& name, double value, const std::string& unit,
+            const std::string& requirement = "") {
+  g_results.push_back({name, unit, value, requirement});
+  fmt::print("{:58} {:9.3f} {:10} {}\n", name, value, unit, requirement);
+  std::fflush(stdout);
+}
+
+// Slots 1, 2, ... in the order in which a sequence visits them: page by page with the pages
+// shuffled, or in no order at all (page size 1).
+std::vector<std::int64_t> visiting_order(std::int64_t num_slots, std::int64_t page,
+                                         std::mt19937_64& rng) {
+  std::vector<std::int64_t> pages(static_cast<std::size_t>(num_slots / page - 1));
+  std::iota(pages.begin(), pages.end(), 1);
+  std::ranges::shuffle(pages, rng);
+  std::vector<std::int64_t> slots;
+  for (const std::int64_t p : pages) {
+    for (std::int64_t i = 0; i < page; ++i) slots.push_back(p * page + i);
+  }
+  return slots;
+}
+
+// The records of an entry and of its predecessor, loaded with the same look-ahead and nothing done
+// with them: what memory allows.
+std::uint64_t load_only(const Endpoint& e, const HostVerifyPlan& plan, std::int64_t ahead) {
+  std::uint64_t sum = 0;
+  const std::int64_t n = plan.num_valid;
+  const std::uint8_t* const records = e.bytes.data();
+  const auto at = [&](const std::vector<std::int64_t>& v, std::int64_t i) {
+    return v[static_cast<std::size_t>(i)];
+  };
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (i + ahead < n) __builtin_prefetch(records + at(plan.slots, i + ahead) * kSlotBytes, 0, 3);
+    for (const std::int64_t slot :
+         {at(plan.slots, i), std::max<std::int64_t>(at(plan.prev_slots, i), 0)}) {
+      Record r;
+      std::memcpy(&r, records + slot * kSlotBytes, sizeof r);
+      sum += static_cast<std::uint64_t>(r.token ^ r.position ^ r.prev_hash ^ r.real_kv_hash);
+    }
+  }
+  return sum;
+}
+
+void bench_order(const std::string& order, std::int64_t num_slots, std::int64_t page) {
+  std::mt19937_64 rng(7);
+  const std::vector<std::int64_t> slots = visiting_order(num_slots, page, rng);
+  const auto n = static_cast<std::int64_t>(slots.size());
+  Endpoint e(num_slots);
+  std::vector<std::int64_t> out_cache_loc = slots;
+  std::vector<std::int64_t> tokens(slots.size());
+  std::vector<std::int64_t> positions(slots.size());
+  for (std::int64_t& t : tokens) t = static_cast<std::int64_t>(rng() % 150000);
+  std::iota(positions.begin(), positions.end(), 0);
+
+  HostWritePlan write_plan(1);
+  write_plan.offsets = {0, n};
+  write_plan.seeds = {kChainHead};
+  write_plan.num_valid_reqs = 1;
+  const WriteInput input{.input_ids = view(tokens),
+                         .positions = view(positions),
+                         .out_cache_loc = view(out_cache_loc)};
+  const auto chain = [&] {
+    std::uint64_t h = hash::kAnchorHash;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      h = hash::mix3(h, static_cast<std::uint64_t>(tokens[at]),
+                     static_cast<std::uint64_t>(positions[at]));
+    }
+    volatile std::uint64_t sink = h;
+    static_cast<void>(sink);
+  };
+  const std::vector<double> written =
+      race({[&] { write(e.context(), write_plan.view(), input); }, chain});
+  const auto per = static_cast<double>(n);
+  report("write, one chain, " + order, written[0] / per, "ns/token", "<= 10");
+  report("  the chain alone, as the formula stands", written[1] / per, "ns/token");
+
+  HostVerifyPlan verify_plan(n);
+  verify_plan.slots = slots;
+  verify_plan.positions = positions;
+  verify_plan.tokens = tokens;
+  verify_plan.prev_slots = slots;
+  verify_plan.prev_slots.insert(verify_plan.prev_slots.begin(), kChainHead);
+  verify_plan.prev_slots.pop_back();
+  verify_plan.num_valid = static_cast<std::int32_t>(n);
+  volatile std::uint64_t sink = 0;
+  std::vector<std::function<void()>> contenders = {
+      [&] { verify(e.context(), verify_plan.view(), true); }};
+  for (const std::int64_t ahead : {16, 32, 64})
+    contenders.emplace_back([&, ahead] { sink = load_only(e, verify_plan, ahead); });
+  const std::vector<double> verified = race(contenders);
+  const double fastest_load = std::min({verified[1], verified[2], verified[3]});
+  if (e.violations != 0) fmt::print("violations: {}\n", e.violations);
+  report("verify without bytes, " + order, verified[0] / per, "ns/entry");
+  report("  loads alone (the best of three look-aheads)", fastest_load / per, "ns/entry");
+  report("  ratio, " + order, fastest_load / verified[0], "x", ">= 0.65");
+}
+
+void bench_bytes(std::int64_t token_bytes, std::int64_t num_slots) {
+  std::mt19937_64 rng(11);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(token_bytes * num_slots));
+  for (std::size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const std::uint64_t w = rng();
+    std::memcpy(bytes.data() + i, &w, 8);
+  }
+  const RealKvSource source{TensorView(bytes.data(), DType::u8, {num_slots, token_bytes}), 1,
+                            token_bytes, token_bytes};
+  std::vector<std::int64_t> slots = visiting_order(num_slots, 1, rng);
+  const auto n = static_cast<std::int64_t>(slots.size());
+  Endpoint e(num_slots);
+  e.tag = LaunchTag::tail_k_full;
+  e.sources = {source};
+  e.mode = RealKvHashMode::all;
+  HostVerifyPlan plan(n);
+  plan.slots = slots;
+  plan.num_valid = static_cast<std::int32_t>(n);
+  for (const std::int64_t slot : slots)
+    e.set(slot, {.real_kv_hash =
+                     static_cast<std::int64_t>(real_kv_hash(e.sources, e.mode, slot).value())});
+  const auto one_by_one = [&] {
+    std::uint64_t sum = 0;
+    for (const std::int64_t slot : slots) {
+      std::uint64_t f = 0;
+      for (std::int64_t w = 0; w < token_bytes; w += 8) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, bytes.data() + slot * token_bytes + w, 8);
+        f = hash::splitmix64(f ^ word);
+      }
+      sum += f;
+    }
+    volatile std::uint64_t sink = sum;
+    static_cast<void>(sink);
+  };
+  const std::vector<double> times =
+      race({[&] { verify(e.context(), plan.view(), false); }, one_by_one});
+  const auto total = static_cast<double>(token_bytes * n);
+  report(fmt::format("verify with all of {} bytes a token", token_bytes), total / times[0], "GB/s");
+  report("  folds one after another", total / times[1], "GB/s");
+}
+
+}  // namespace
+}  // namespace serinus::canary::sglang
+
+int main(int argc, char** argv) {
+  using namespace serinus::canary::sglang;
+  std::int64_t megabytes = 1024;
+  std::string json;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (std::strcmp(argv[i], "--mb") == 0) megabytes = std::max(1, std::atoi(argv[i + 1]));
+    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+  }
+  const std::int64_t num_slots = megabytes * (1 << 20) / kSlotBytes;
+  bench_order("shuffled pages of 64", num_slots, 64);
+  bench_order("random order", num_slots, 1);
+  bench_bytes(576, megabytes * (1 << 20) / 576 / 4);
+  bench_bytes(1024, megabytes * (1 << 20) / 1024 / 4);
+  if (!json.empty()) {
+    std::ofstream out(json);
+    const char* comma = "";
+    out << "[";
+    for (const Result& r : g_results) {
+      out << fmt::format("{}\n  {{\"name\": \"{}\", \"value\": {:.4f}, \"unit\": \"{}\"}}", comma,
+                         r.name.substr(r.name.find_first_not_of(' ')), r.value, r.unit);
+      comma = ",";
+    }
+    out << "\n]\n";
+  }
+  return 0;
+}
