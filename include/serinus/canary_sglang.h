@@ -276,12 +276,12 @@ enum class PrefixTreeKind : std::uint8_t { plain, swa, unified };
 /// One node of the engine's prefix cache.
 struct PrefixNode {
   std::span<const std::int64_t>
-      slots;                    ///< full-pool slots of its tokens; empty = not on the device
+      slots{};                  ///< full-pool slots of its tokens; empty = not on the device
   std::int64_t key_length = 0;  ///< tokens of its key (unified: depth advances without slots)
   std::int64_t full_lock = 0;   ///< readers; plain trees have this one only
   std::int64_t swa_lock = 0;    ///< unified trees
   bool swa_resident = true;     ///< false: evicted from the SWA pool (tombstone)
-  std::vector<std::int32_t> children;  ///< indices into PrefixTree::nodes
+  std::vector<std::int32_t> children{};  ///< indices into PrefixTree::nodes
 };
 
 /// nodes[0] is the root. A node has one parent.

@@ -39,8 +39,12 @@ std::string show(std::int64_t v) {
 template <class T>
 std::string show(const std::vector<T>& values) {
   std::string out = "[";
-  for (const auto& v : values) out += (out.size() > 1 ? ", " : "") + show(v);
-  return out + "]";
+  for (const auto& v : values) {
+    if (out.size() > 1) out += ", ";
+    out += show(v);
+  }
+  out += "]";
+  return out;
 }
 
 template <class T>

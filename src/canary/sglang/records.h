@@ -60,20 +60,18 @@ inline std::uint64_t hash_of(const Record& r) noexcept {
 /// What a range of entries adds to the ring and the counters. Ranges are counted apart and
 /// committed in order, so that nothing depends on how the work was split.
 struct Tally {
-  std::vector<ViolationRow> rows;  ///< the first ones; no more than the ring holds
-  std::int64_t violations = 0;
-  std::int64_t entries = 0;
-  std::int64_t out_of_range = 0;
+  explicit Tally(const ContextParams& c) noexcept
+      : room(std::max<std::int64_t>(0, c.ring_capacity - *c.violation_write_index)) {}
 
-  void add(const ContextParams& c, const ViolationRow& row) {
+  void add(const ViolationRow& row) {
     ++violations;
-    if (static_cast<std::int64_t>(rows.size()) < c.ring_capacity) rows.push_back(row);
+    if (static_cast<std::int64_t>(rows.size()) < room) rows.push_back(row);
   }
 
   /// As if the entries of `later` had been added here.
-  void append(const ContextParams& c, const Tally& later) {
-    const auto room = c.ring_capacity - static_cast<std::int64_t>(rows.size());
-    const auto taken = std::min<std::int64_t>(room, static_cast<std::int64_t>(later.rows.size()));
+  void append(const Tally& later) {
+    const auto free = room - static_cast<std::int64_t>(rows.size());
+    const auto taken = std::min<std::int64_t>(free, static_cast<std::int64_t>(later.rows.size()));
     rows.insert(rows.end(), later.rows.begin(), later.rows.begin() + taken);
     violations += later.violations;
     entries += later.entries;
@@ -92,6 +90,12 @@ struct Tally {
     add_to(c.slot_run_counter, entries);
     if (c.out_of_range_counter != nullptr) add_to(c.out_of_range_counter, out_of_range);
   }
+
+  std::vector<ViolationRow> rows{};  ///< the first ones, as many as the ring has room for
+  std::int64_t room;
+  std::int64_t violations = 0;
+  std::int64_t entries = 0;
+  std::int64_t out_of_range = 0;
 
   static void add_to(std::int64_t* counter, std::int64_t n) noexcept {
     *counter = i64(u64(*counter) + u64(n));

@@ -31,14 +31,14 @@ void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
   if (expected_token != kNoToken && stored.token != expected_token)
     reasons = reasons | FailReason::verify_token;
   if (reasons == FailReason::none) return;
-  tally.add(p.context, {.kernel_kind = p.context.kernel_kind,
-                        .slot = p.slots[i],
-                        .position = stored.position,
-                        .stored_token = stored.token,
-                        .expected_token = expected_token,
-                        .stored_chain_hash = stored.prev_hash,
-                        .expected_aux = expected_hash,
-                        .fail_reason_bits = static_cast<std::int64_t>(reasons)});
+  tally.add({.kernel_kind = p.context.kernel_kind,
+             .slot = p.slots[i],
+             .position = stored.position,
+             .stored_token = stored.token,
+             .expected_token = expected_token,
+             .stored_chain_hash = stored.prev_hash,
+             .expected_aux = expected_hash,
+             .fail_reason_bits = static_cast<std::int64_t>(reasons)});
 }
 
 // Whether check_entry would find anything in entries first, first + 1, ... of the plan: the same
@@ -149,11 +149,13 @@ void run_verify(const VerifyParams& p, int threads) {
   const std::int64_t n =
       std::min<std::int64_t>(static_cast<std::uint32_t>(*p.num_valid), p.capacity);
   if (n == 0) return;
-  std::vector<Tally> tallies(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
+  std::vector<Tally> tallies(static_cast<std::size_t>((n + kGrain - 1) / kGrain), Tally(p.context));
   parallel_for(threads, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
     verify_range(p, begin, end, tallies[static_cast<std::size_t>(begin / kGrain)]);
   });
-  for (const Tally& tally : tallies) tally.commit(p.context);
+  Tally total(p.context);
+  for (const Tally& tally : tallies) total.append(tally);
+  total.commit(p.context);
 }
 
 }  // namespace

@@ -74,8 +74,7 @@ void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_has
   if (p.tokens[i] != p.expected_tokens[i]) reasons = reasons | FailReason::write_token;
   if (p.positions[i] != p.expected_positions[i]) reasons = reasons | FailReason::write_position;
   if (reasons == FailReason::none) return;
-  tally.add(p.context,
-            violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], reasons));
+  tally.add(violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], reasons));
 }
 
 // Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
@@ -109,8 +108,7 @@ void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& 
     if (check_inputs) check_input(p, i, chain, tally);
     if (check_positions) {
       if (position != next_position) [[unlikely]] {
-        tally.add(p.context,
-                  violation(p, i, chain, token, next_position, FailReason::write_position));
+        tally.add(violation(p, i, chain, token, next_position, FailReason::write_position));
       }
       next_position = i64(u64(position) + 1);
     }
@@ -182,7 +180,7 @@ void write_parallel(const WriteParams& p, const std::vector<Row>& rows, int thre
   });
   std::vector<Record> records(num_tokens);
   std::vector<std::uint8_t> stamped(num_tokens);
-  std::vector<Tally> tallies(rows.size());
+  std::vector<Tally> tallies(rows.size(), Tally(p.context));
   const auto folded = [&](std::int64_t i, std::uint64_t& hash) {
     hash = hashes[static_cast<std::size_t>(i)];
     return ok[static_cast<std::size_t>(i)];
@@ -206,12 +204,12 @@ void write_parallel(const WriteParams& p, const std::vector<Row>& rows, int thre
         store(p.context, slot, records[i]);
     }
   });
-  for (const Tally& tally : tallies) total.append(p.context, tally);
+  for (const Tally& tally : tallies) total.append(tally);
 }
 
 void run_write(const WriteParams& p, int threads) {
   Tally::add_to(p.context.kernel_run_counter, 1);
-  Tally tally;
+  Tally tally(p.context);
   const std::vector<Row> rows = rows_of(p, tally);
   threads = resolve_threads(threads);
   if (threads > 1 && p.num_tokens >= kParallelTokens && disjoint(rows))
