@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "canary/sglang/lanes.h"
 #include "canary/sglang/records.h"
 
 namespace serinus::canary::sglang {
@@ -39,29 +40,6 @@ void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
              .stored_chain_hash = stored.prev_hash,
              .expected_aux = expected_hash,
              .fail_reason_bits = static_cast<std::int64_t>(reasons)});
-}
-
-// Whether check_entry would find anything in entries first, first + 1, ... of the plan: the same
-// tests for a whole group, without a branch.
-bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
-               const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept {
-  const std::int64_t* const prev_slots = p.prev_slots + first;
-  const std::int64_t* const positions = p.positions + first;
-  std::uint64_t differences = 0;
-  for (std::int64_t k = 0; k < count; ++k) {
-    std::uint64_t expected_hash = hash_of(predecessors[k]);
-    expected_hash = prev_slots[k] < 0 ? hash::kAnchorHash : expected_hash;
-    expected_hash = prev_slots[k] == kPaddingSlot ? u64(stored[k].prev_hash) : expected_hash;
-    differences |= u64(stored[k].prev_hash) ^ expected_hash;
-    differences |= u64(stored[k].position ^ positions[k]);
-    differences |= u64(stored[k].real_kv_hash) ^ real_kv_hashes[k];
-  }
-  if (p.check_tokens) {
-    const std::int64_t* const tokens = p.tokens + first;
-    for (std::int64_t k = 0; k < count; ++k)
-      differences |= tokens[k] == kNoToken ? 0 : u64(stored[k].token ^ tokens[k]);
-  }
-  return differences != 0;
 }
 
 // Asks for the records of the entry kAhead further on. An address out of the buffer is not

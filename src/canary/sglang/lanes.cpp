@@ -1,0 +1,111 @@
+// With Highway this file is compiled once a target and the best one is chosen at run time. Vectors
+// pay off where the CPU multiplies 64-bit lanes (AVX-512); elsewhere, and without Highway, the
+// same tests run one entry after another. All give the same answer.
+#ifdef SERINUS_HIGHWAY
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "canary/sglang/lanes.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#endif
+
+#include "canary/sglang/lanes.h"
+#include "canary/sglang/records.h"
+
+#ifdef SERINUS_HIGHWAY
+HWY_BEFORE_NAMESPACE();
+namespace serinus::canary::sglang::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+#else
+namespace serinus::canary::sglang::portable {
+#endif
+
+// Without a branch: what differs anywhere in entries [begin, count) of the group.
+inline std::uint64_t differences_one_by_one(const VerifyParams& p, std::int64_t first,
+                                            std::int64_t begin, std::int64_t count,
+                                            const Record* stored, const Record* predecessors,
+                                            const std::uint64_t* real_kv_hashes) noexcept {
+  std::uint64_t differences = 0;
+  for (std::int64_t k = begin; k < count; ++k) {
+    const Record& r = stored[k];
+    const std::int64_t prev = p.prev_slots[first + k];
+    std::uint64_t expected_hash = hash_of(predecessors[k]);
+    expected_hash = prev < 0 ? hash::kAnchorHash : expected_hash;
+    expected_hash = prev == kPaddingSlot ? u64(r.prev_hash) : expected_hash;
+    differences |= u64(r.prev_hash) ^ expected_hash;
+    differences |= u64(r.position ^ p.positions[first + k]);
+    differences |= u64(r.real_kv_hash) ^ real_kv_hashes[k];
+    const std::int64_t token = p.check_tokens ? p.tokens[first + k] : kNoToken;
+    differences |= token == kNoToken ? 0 : u64(r.token ^ token);
+  }
+  return differences;
+}
+
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
+               const Record* predecessors, const std::uint64_t* real_kv_hashes) {
+  std::int64_t k = 0;
+#if defined(SERINUS_HIGHWAY) && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  const hn::ScalableTag<std::uint64_t> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto mul1 = hn::Set(d, hash::kMul1);
+  const auto mul2 = hn::Set(d, hash::kMul2);
+  const auto anchor = hn::Set(d, hash::kAnchorHash);
+  const auto splitmix64 = [&](auto x) HWY_ATTR {
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<30>(x)), mul1);
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<27>(x)), mul2);
+    return hn::Xor(x, hn::ShiftRight<31>(x));
+  };
+  const auto list = [&](const std::int64_t* v) HWY_ATTR { return hn::LoadU(di, v + first + k); };
+  auto differences = hn::Zero(d);
+  for (; k + lanes <= count; k += lanes) {
+    hn::Vec<decltype(d)> token, position, prev_hash, real_kv_hash, p_token, p_position, p_prev,
+        p_kv;
+    hn::LoadInterleaved4(d, reinterpret_cast<const std::uint64_t*>(predecessors + k), p_token,
+                         p_position, p_prev, p_kv);
+    hn::LoadInterleaved4(d, reinterpret_cast<const std::uint64_t*>(stored + k), token, position,
+                         prev_hash, real_kv_hash);
+    const auto prev = list(p.prev_slots);
+    auto expected =
+        splitmix64(hn::Xor(splitmix64(hn::Xor(splitmix64(p_prev), p_token)), p_position));
+    expected = hn::IfThenElse(hn::RebindMask(d, hn::Lt(prev, hn::Zero(di))), anchor, expected);
+    expected = hn::IfThenElse(hn::RebindMask(d, hn::Eq(prev, hn::Zero(di))), prev_hash, expected);
+    differences = hn::Or(differences, hn::Xor(prev_hash, expected));
+    differences = hn::Or(differences, hn::Xor(position, hn::BitCast(d, list(p.positions))));
+    differences = hn::Or(differences, hn::Xor(real_kv_hash, hn::LoadU(d, real_kv_hashes + k)));
+    if (p.check_tokens) {
+      const auto want = list(p.tokens);
+      const auto known = hn::RebindMask(d, hn::Ne(want, hn::Set(di, kNoToken)));
+      differences =
+          hn::Or(differences, hn::IfThenElseZero(known, hn::Xor(token, hn::BitCast(d, want))));
+    }
+  }
+  if (!hn::AllTrue(d, hn::Eq(differences, hn::Zero(d)))) return true;
+#endif
+  return differences_one_by_one(p, first, k, count, stored, predecessors, real_kv_hashes) != 0;
+}
+
+#ifdef SERINUS_HIGHWAY
+}  // namespace serinus::canary::sglang::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#else
+}  // namespace serinus::canary::sglang::portable
+#endif
+
+#if !defined(SERINUS_HIGHWAY) || HWY_ONCE
+namespace serinus::canary::sglang {
+
+#ifdef SERINUS_HIGHWAY
+HWY_EXPORT(any_fault);
+#endif
+
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
+               const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept {
+#ifdef SERINUS_HIGHWAY
+  return HWY_DYNAMIC_DISPATCH(any_fault)(p, first, count, stored, predecessors, real_kv_hashes);
+#else
+  return portable::any_fault(p, first, count, stored, predecessors, real_kv_hashes);
+#endif
+}
+
+}  // namespace serinus::canary::sglang
+#endif
