@@ -18,6 +18,7 @@ enum ExitCode : int {
 void add_doctor(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
 void add_layouts(CLI::App& app, int& exit_code);
+void add_attend(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_trace_gen(CLI::App& app, int& exit_code);
 
