@@ -7,17 +7,17 @@
 
 #include <serinus/error.h>
 
+#include "sparse_mla/oracle.h"
 #include "tests/gpu/device_problem.h"
-#include "tests/sparse_mla/oracle.h"
 
 namespace serinus {
 namespace {
 
-using testing::bf16_value;
+using oracle::bf16_value;
+using oracle::Reference;
 using testing::DeviceBuffer;
 using testing::DeviceProblem;
 using testing::Problem;
-using testing::Reference;
 using testing::Shape;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -54,7 +54,7 @@ class SparseMlaSm90 : public ::testing::Test {
                                double logit_budget = kLogitBudget) {
     SparseMlaPrefill args = p.args();
     args.empty_row_lse = empty;
-    const Reference want = testing::reference_prefill(args);
+    const Reference want = oracle::prefill(args);
     std::vector<double> got_out;
     std::vector<double> want_out;
     int wrong = 0;
@@ -72,7 +72,7 @@ class SparseMlaSm90 : public ::testing::Test {
       got_out.push_back(got);
       want_out.push_back(want.out[i]);
     }
-    const double error = testing::relative_error(got_out, want_out);
+    const double error = oracle::relative_error(got_out, want_out);
     EXPECT_LE(error, budget);
     for (std::size_t i = 0; i < want.lse.size() && wrong < 5; ++i) {
       wrong += expect_logit(p.max_logits[i], want.max_logits[i],
@@ -156,7 +156,7 @@ TEST_F(SparseMlaSm90, RisingAndFallingLogits) {
       p.sm_scale *= 4;
       for (std::int64_t r = 0; r < 1024; ++r) {  // row r ~ r along the first head's query
         for (std::int64_t k = 0; k < 576; ++k) {
-          const double q = testing::e4m3_value(p.q[static_cast<std::size_t>(k)]);
+          const double q = oracle::e4m3_value(p.q[static_cast<std::size_t>(k)]);
           p.kv[static_cast<std::size_t>(r * 576 + k)] = e4m3_from_float(
               static_cast<float>(q * static_cast<double>(rising ? r : 1023 - r) / 2000));
         }
