@@ -4,8 +4,10 @@
 
 namespace serinus {
 
+// All four are taken by value alike; the base class copies the message from wherever it is.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 Error::Error(std::string id, std::string message, std::string argument, std::string value)
-    : std::runtime_error(std::move(message)),
+    : std::runtime_error(message),
       id_(std::move(id)),
       argument_(std::move(argument)),
       value_(std::move(value)) {}
