@@ -11,6 +11,11 @@
 #include "canary/sglang/lanes.h"
 #include "canary/sglang/records.h"
 
+#undef SERINUS_VECTOR_MULTIPLY
+#if defined(SERINUS_HIGHWAY) && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#define SERINUS_VECTOR_MULTIPLY
+#endif
+
 #ifdef SERINUS_HIGHWAY
 HWY_BEFORE_NAMESPACE();
 namespace serinus::canary::sglang::HWY_NAMESPACE {
@@ -18,6 +23,23 @@ namespace hn = hwy::HWY_NAMESPACE;
 #else
 namespace serinus::canary::sglang::portable {
 #endif
+
+// Sign bits in place of comparisons, so that the compiler makes vectors of it. (A predecessor near
+// INT64_MIN reads as not checked: that costs time and changes nothing.)
+GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t count) {
+  const std::int64_t* const slots = p.slots + first;
+  const std::int64_t* const prev_slots = p.prev_slots + first;
+  const std::uint64_t last = u64(p.context.num_slots) - 1;
+  std::uint64_t skipped = last - u64(prev_slots[0]);
+  std::uint64_t elsewhere = 0;
+  for (std::int64_t k = 0; k < count; ++k)
+    skipped |= (u64(slots[k]) - 1) | (last - u64(slots[k])) | (last - u64(prev_slots[k]));
+  for (std::int64_t k = 1; k < count; ++k) {
+    const std::uint64_t positive = u64(i64(0 - u64(prev_slots[k])) >> 63);
+    elsewhere |= positive & u64(prev_slots[k] ^ slots[k - 1]);
+  }
+  return {.all_checked = i64(skipped) >= 0, .a_chain = elsewhere == 0};
+}
 
 // Without a branch: what differs anywhere in entries [begin, count) of the group.
 inline std::uint64_t differences_one_by_one(const VerifyParams& p, std::int64_t first,
@@ -43,7 +65,7 @@ inline std::uint64_t differences_one_by_one(const VerifyParams& p, std::int64_t 
 bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
                const Record* predecessors, const std::uint64_t* real_kv_hashes) {
   std::int64_t k = 0;
-#if defined(SERINUS_HIGHWAY) && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#ifdef SERINUS_VECTOR_MULTIPLY
   const hn::ScalableTag<std::uint64_t> d;
   const hn::RebindToSigned<decltype(d)> di;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -95,8 +117,17 @@ HWY_AFTER_NAMESPACE();
 namespace serinus::canary::sglang {
 
 #ifdef SERINUS_HIGHWAY
+HWY_EXPORT(group_shape);
 HWY_EXPORT(any_fault);
 #endif
+
+GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t count) noexcept {
+#ifdef SERINUS_HIGHWAY
+  return HWY_DYNAMIC_DISPATCH(group_shape)(p, first, count);
+#else
+  return portable::group_shape(p, first, count);
+#endif
+}
 
 bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
                const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept {

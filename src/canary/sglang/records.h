@@ -32,9 +32,12 @@ constexpr std::int64_t translate(const std::int64_t* mapping, std::int64_t size,
 }
 
 /// Records need not be aligned: the buffer is bytes.
+inline void copy(const ContextParams& c, std::int64_t slot, Record& to) noexcept {
+  std::memcpy(&to, c.records + slot * c.stride, sizeof to);
+}
 inline Record load(const ContextParams& c, std::int64_t slot) noexcept {
   Record r;
-  std::memcpy(&r, c.records + slot * c.stride, sizeof r);
+  copy(c, slot, r);
   return r;
 }
 /// Field by field: the record is never put together in memory first.
@@ -103,7 +106,7 @@ struct Tally {
 };
 
 /// Entries that are handled together: their misses overlap, their bytes are folded side by side.
-inline constexpr std::int64_t kGroup = 32;
+inline constexpr std::int64_t kGroup = 64;
 
 // real_kv.cpp
 /// For `count` <= kGroup slots of any value: hashes[i] = the fingerprint of slots[i]; ok[i] = false

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kGrain = 4096;  // entries a thread takes at a time
 // Entries between asking for a record and loading it. More than this many lines under way at once
 // are not asked for in earnest: the request is dropped, and costs more than none.
-constexpr std::int64_t kAhead = 16;
+constexpr std::int64_t kAhead = 24;
 
 void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
                  const Record& predecessor, std::uint64_t real_kv_hash, Tally& tally) {
@@ -66,14 +66,8 @@ struct Scratch {
 void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count, std::int64_t end,
                   Scratch& scratch, Tally& tally) {
   const ContextParams& c = p.context;
-  bool skips = false;   // some entry is not checked
-  bool a_chain = true;  // every entry's predecessor is the entry before it, or none
-  for (std::int64_t k = 0; k < count; ++k) {
-    const std::int64_t prev = p.prev_slots[first + k];
-    skips |= u64(p.slots[first + k]) - 1 >= u64(c.num_slots) - 1;  // slot 0 or out of range
-    skips |= prev >= c.num_slots;
-    a_chain &= k == 0 || prev <= 0 || prev == p.slots[first + k - 1];
-  }
+  const GroupShape shape = group_shape(p, first, count);
+  bool skips = !shape.all_checked;
   auto& [chain, others, hashes, ok] = scratch;
   if (c.num_sources > 0) {
     std::int64_t slots[kGroup] = {};
@@ -92,11 +86,11 @@ void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count,
     chain[0] = prev > 0 ? load(c, prev) : Record{};
     for (std::int64_t k = 0; k < count; ++k) {
       look_ahead(p, first + k, end);
-      chain[k + 1] = load(c, p.slots[first + k]);
+      copy(c, p.slots[first + k], chain[k + 1]);
     }
-    if (!a_chain) {
+    if (!shape.a_chain) {
       for (std::int64_t k = 0; k < count; ++k)
-        others[k] = load(c, std::max(p.prev_slots[first + k], kPaddingSlot));
+        copy(c, std::max(p.prev_slots[first + k], kPaddingSlot), others[k]);
       predecessors = others;
     }
     if (!any_fault(p, first, count, stored, predecessors, hashes)) return;
