@@ -27,18 +27,19 @@ struct Command {
   std::vector<std::string> arguments;  // what its positional takes, where known
 };
 
-// The choices that a CLI::IsMember check shows in the type name: "TEXT:{bash,fish}".
+// The choices that a check shows in the type name: "TEXT:{bash,fish}", or with what each stands
+// for, "ENUM:value in {rolling->0,all->1} OR {0,1}".
 std::vector<std::string> choices(const CLI::Option& option) {
   std::vector<std::string> out;
   const std::string type = option.get_type_name();
-  const auto open = type.find('{'), close = type.rfind('}');
+  const auto open = type.find('{'), close = type.find('}');
   if (open == std::string::npos || close == std::string::npos || close < open) return out;
   std::string word;
   for (const char c : type.substr(open + 1, close - open - 1) + ",") {
     if (c != ',') {
       word += c;
     } else if (!word.empty()) {
-      out.push_back(std::move(word));
+      out.push_back(word.substr(0, word.find("->")));
       word.clear();
     }
   }

@@ -1,0 +1,23 @@
+# Installs Serinus into a fresh folder, copies the examples out of the tree, then configures, builds and runs
+# them with nothing but that folder. Variables: BUILD (where Serinus was built), EXAMPLES, WORK, CXX and
+# CXX_FLAGS (what Serinus was compiled with).
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE rc OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  if(NOT rc EQUAL 0)
+    message(FATAL_ERROR "failed (${rc}): ${ARGN}\n${out}")
+  endif()
+  message("${out}")
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
+file(COPY ${EXAMPLES}/ DESTINATION ${WORK}/outside)
+run(${CMAKE_COMMAND} -S ${WORK}/outside -B ${WORK}/build -G Ninja -DCMAKE_PREFIX_PATH=${WORK}/prefix
+  -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS} -Wall -Wextra -Wconversion -Werror"
+  -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+execute_process(COMMAND ${WORK}/build/watch_a_pool RESULT_VARIABLE rc OUTPUT_VARIABLE out)
+message("${out}")
+if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes")
+  message(FATAL_ERROR "the example did not report the flipped byte (${rc})")
+endif()
