@@ -22,6 +22,7 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "gpu/device.h"
+#include "sparse_mla/cpu/kernels.h"
 
 namespace serinus::cli {
 
@@ -64,7 +65,7 @@ std::string simd_target() {
   // Better targets have lower bits.
   return hwy::TargetName(static_cast<std::int64_t>(usable & (~usable + 1)));
 #else
-  return "none: built without Highway";
+  return "none (built without Highway)";
 #endif
 }
 
@@ -80,6 +81,8 @@ Json examine() {
   const gpu::Survey gpus = gpu::survey();
   Json features = Json::object();
   for (const Feature& f : cpu_features()) features[f.name] = f.present;
+  Json paths = Json::array();
+  for (const sparse_mla::Kernels* path : sparse_mla::cpu_paths()) paths.push_back(path->name);
   Json devices = Json::array();
   for (const gpu::DeviceInfo& d : gpus.devices) {
     devices.push_back({{"index", d.index},
@@ -94,7 +97,8 @@ Json examine() {
            {{"model", cpu_model()},
             {"cores", resolve_threads(0)},
             {"features", std::move(features)},
-            {"simd_target", simd_target()}}},
+            {"simd_target", simd_target()},
+            {"attention_paths", std::move(paths)}}},
           {"memory_bytes", memory_bytes()},
           {"cuda",
            {{"built", gpus.compiled},
@@ -126,7 +130,9 @@ std::string as_text(const Json& j, const Style& style) {
   for (const auto& [name, present] : cpu["features"].items()) {
     row("", mark(present.get<bool>(), name));
   }
-  row("SIMD", cpu["simd_target"].get<std::string>());
+  row("SIMD", "Highway target " + cpu["simd_target"].get<std::string>());
+  row("", fmt::format("CPU attention, fastest first: {}",
+                      fmt::join(cpu["attention_paths"].get<std::vector<std::string>>(), ", ")));
   row("memory", gibibytes(j["memory_bytes"]));
   const Json& cuda = j["cuda"];
   std::string versions = "not in this build";

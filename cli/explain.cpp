@@ -145,7 +145,9 @@ std::string near_to(std::string_view text) {
     }
     if (score >= kAlike) near.emplace_back(score, &e);
   }
-  std::ranges::stable_sort(near, std::greater(), &std::pair<double, const ErrorEntry*>::first);
+  std::ranges::sort(near, [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second->id < b.second->id;
+  });
   if (near.size() > 3) near.resize(3);
   std::string out;
   for (const auto& [score, e] : near) out += fmt::format("\n  {}  {}", e->id, e->title);

@@ -61,7 +61,7 @@ TEST(Explain, APageHoldsEverything) {
   for (const char* heading :
        {"What it means", "When it is raised", "How people get there", "How to mend it", "Before",
         "After", "To check beforehand", "Related", "raised in "}) {
-    EXPECT_TRUE(contains(out, "\n" + std::string(heading))) << heading;
+    EXPECT_TRUE(contains(out, std::string("\n").append(heading))) << heading;
   }
   EXPECT_FALSE(contains(out, "\033")) << "colours in a pipe";
   // Prose is set to 80 columns where there is no terminal.
@@ -132,7 +132,7 @@ TEST(Layouts, ListsAll) {
   const CommandResult r = run_command("layouts");
   EXPECT_EQ(r.exit_code, 0);
   for (const std::string_view name : kv_layout_names()) {
-    EXPECT_TRUE(contains(r.out, "\n" + std::string(name) + " ")) << name;
+    EXPECT_TRUE(contains(r.out, std::string("\n").append(name).append(" "))) << name;
   }
   const Json all =
       Json::parse(run_command("layouts --json --heads 2 --head-size 64 --page 32").out);
@@ -187,6 +187,7 @@ TEST(Doctor, SaysWhatIsThere) {
   const Json j = Json::parse(run_command("doctor --json").out);
   EXPECT_EQ(j["version"], version_string());
   EXPECT_GE(j["cpu"]["cores"].get<int>(), 1);
+  EXPECT_FALSE(j["cpu"]["attention_paths"].empty());
   EXPECT_GT(j["memory_bytes"].get<std::int64_t>(), 0);
   EXPECT_TRUE(j["cuda"]["built"].is_boolean());
   // No devices always has a reason.
