@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "engine/mix.h"
+
 namespace serinus::engine {
 
 /// SplitMix64.
@@ -11,10 +13,9 @@ class Random {
   explicit Random(std::uint64_t seed) noexcept : state_(seed) {}
 
   std::uint64_t next() noexcept {
-    std::uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
+    const std::uint64_t value = mix(state_);
+    state_ += 0x9e3779b97f4a7c15ull;
+    return value;
   }
   /// In [0, n); n > 0. The bias of the remainder is below 2^-32 for n < 2^32.
   std::uint64_t below(std::uint64_t n) noexcept { return next() % n; }
