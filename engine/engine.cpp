@@ -172,6 +172,15 @@ bool Engine::abort(canary::Owner owner) {
   return true;
 }
 
+bool Engine::preempt(canary::Owner owner) {
+  const auto at = std::find_if(running_.begin(), running_.end(), [owner](const RequestPtr& r) {
+    return r->owner == owner && r->phase == Request::Phase::running;
+  });
+  if (at == running_.end()) return false;
+  preempt(at);
+  return true;
+}
+
 void Engine::later(std::uint64_t steps, std::function<void()> landing) {
   later_.emplace(step_ + steps, std::move(landing));
 }
@@ -207,6 +216,7 @@ void Engine::drain() {
   }
   watched([](canary::Monitor& m) { m.flush(); });
   read_violations();
+  if (injector_ != nullptr) injector_->drained(*this);
 }
 
 canary::Batch Engine::device_batch() const {

@@ -140,6 +140,9 @@ class Engine {
                            std::int64_t input_length, std::int64_t output_length);
   /// Ends a request wherever it is. False if there is no such request.
   bool abort(canary::Owner owner);
+  /// Takes a running request's pages; it will be prefilled again. To be called between steps (from
+  /// later()). False if it is not running.
+  bool preempt(canary::Owner owner);
   /// One step. False, and nothing done, when no request is left.
   bool step();
   /// Lands what is in flight and runs the checks that are still due; call it when step() is false.
@@ -210,6 +213,7 @@ class Engine {
   void leave_window(Request& r);
   void leave(Request& r);
   void preempt_last();
+  void preempt(std::vector<RequestPtr>::iterator at);
 
   // pages.cpp
   bool take_pages(canary::Owner owner, std::int64_t count, std::vector<std::int64_t>& pages);

@@ -46,6 +46,9 @@ class FaultInjector {
   virtual void after_write(Engine&, ForwardBatch&) {}
   /// After the tail and its stamps; violations were polled.
   virtual void after_tail(Engine&, const ForwardBatch&) {}
+
+  /// The last check is done, and its violations were polled.
+  virtual void drained(Engine&) {}
 };
 
 }  // namespace serinus::engine

@@ -46,17 +46,27 @@ void FaultLog::set_not_visible(int fault, std::string why) {
   f.why = std::move(why);
 }
 
+void FaultLog::set_masked(int fault, std::string why) {
+  InjectedFault& f = faults_[static_cast<std::size_t>(fault)];
+  f.state = FaultState::masked;
+  f.why = std::move(why);
+}
+
+void FaultLog::set_reason_if_masked(int fault, std::string why) {
+  faults_[static_cast<std::size_t>(fault)].why = std::move(why);
+}
+
 void FaultLog::mark(int fault, int pool, std::int64_t slot, int lives) {
   InjectedFault& f = faults_[static_cast<std::size_t>(fault)];
   if (f.pool < 0) {
     f.pool = pool;
     f.slot = slot;
   }
-  places_[place(pool, slot)].push_back({fault, lives, kLives});
+  places_[place(pool, slot)].push_back({fault, lives, pool >= kHostPools, kLives});
 }
 
 void FaultLog::mark_request(int fault, canary::Owner owner) {
-  requests_[owner].push_back({fault, 1, kLives});
+  requests_[owner].push_back({fault, 1, false, kLives});
 }
 
 void FaultLog::unmark(int fault) {
@@ -97,7 +107,7 @@ void FaultLog::carried(int from_pool, std::int64_t from, int to_pool, std::int64
   const auto it = places_.find(place(from_pool, from));
   if (it == places_.end()) return;
   for (const Mark& m : std::vector<Mark>(it->second)) {
-    if (m.ended == kLives) places_[to_place].push_back({m.fault, 1, kLives});
+    if (m.ended == kLives) places_[to_place].push_back({m.fault, 1, to_pool >= kHostPools, kLives});
   }
 }
 
@@ -109,6 +119,7 @@ int FaultLog::explain(const canary::Violation& v, std::uint64_t step) {
       InjectedFault& f = faults_[static_cast<std::size_t>(m.fault)];
       if (f.state != FaultState::detected) {
         f.state = FaultState::detected;
+        f.why.clear();
         f.detected_step = step;
         f.reasons = v.reasons;
       }
@@ -125,7 +136,7 @@ void FaultLog::finish() {
   const auto note = [&](const auto& table) {
     for (const auto& [key, marks] : table) {
       for (const Mark& m : marks) {
-        if (m.ended == kLives) alive[static_cast<std::size_t>(m.fault)] = true;
+        if (m.ended == kLives && !m.on_host) alive[static_cast<std::size_t>(m.fault)] = true;
       }
     }
   };
@@ -135,6 +146,7 @@ void FaultLog::finish() {
     InjectedFault& f = faults_[i];
     if (f.state != FaultState::pending) continue;
     f.state = alive[i] ? FaultState::missed : FaultState::masked;
+    if (alive[i]) f.why.clear();
     if (!alive[i] && f.why.empty()) f.why = "its slots were freed before a check came to them";
   }
 }

@@ -39,6 +39,10 @@ class FaultLog {
   int add(std::string kind, std::uint64_t step, std::string note);
   /// No record can see this one.
   void set_not_visible(int fault, std::string why);
+  /// It was gone before a check could see it.
+  void set_masked(int fault, std::string why);
+  /// Why, should it turn out masked: else that its slots were freed.
+  void set_reason_if_masked(int fault, std::string why);
   /// The fault may show on `slot` of `pool` during this life of the slot and `lives - 1` more.
   /// `slot` may be any number: an index out of range shows under the number that was read.
   void mark(int fault, int pool, std::int64_t slot, int lives = 1);
@@ -66,6 +70,7 @@ class FaultLog {
   struct Mark {
     int fault = 0;
     int lives = 1;
+    bool on_host = false;  ///< a copy on the host shows nothing until it is loaded
     std::uint64_t ended = ~std::uint64_t{0};  ///< step in which its last life ended
   };
   using Place = std::uint64_t;

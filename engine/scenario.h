@@ -73,7 +73,7 @@ struct ScenarioOp {
   std::optional<int> buffer;                ///< this buffer of the layout alone
   std::int64_t begin = 0, end = INT64_MAX;  ///< bytes of a token; cells of a row; counts
   int half = 0;                             ///< 1, 2: that half of the token's bytes alone
-  canary::Moment moment = canary::Moment::head;
+  std::optional<canary::Moment> moment;     ///< verify: left out = both
   canary::SlotState state = canary::SlotState::empty;  ///< state: what the slots must be in
   std::vector<ScenarioOp> issued;                      ///< issue: the operation
 };

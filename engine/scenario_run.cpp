@@ -300,13 +300,14 @@ void Machine::give(const ScenarioOp& op) {
   }
 }
 
+// In the SWA pool an evicted slot is 0, and stays in the walk: the check passes it over.
 void Machine::sweep_entries(int pool_index, std::vector<SweepEntry>& out) const {
+  const auto translated = [&](std::int64_t slot) {
+    return slot < 0 ? -1 : std::max<std::int64_t>(translate(pool_index, slot), 0);
+  };
   for (const SweepEntry& e : tree_) {
-    const std::int64_t slot = translate(pool_index, e.slot);
-    if (slot < 0) continue;  // a tombstone
-    out.push_back({.slot = slot,
-                   .position = e.position,
-                   .prev_slot = e.prev_slot < 0 ? -1 : translate(pool_index, e.prev_slot)});
+    out.push_back(
+        {.slot = translated(e.slot), .position = e.position, .prev_slot = translated(e.prev_slot)});
   }
 }
 
@@ -407,8 +408,11 @@ void Machine::pad(const ScenarioOp& op) {
 void Machine::verify(const ScenarioOp& op) {
   canary::Batch tables = batch_tables();
   tables.pools = op.pools;
-  monitor_.verify_now(op.moment, op.request, op.request, op.begin,
-                      std::min(op.end, row_length_[op.request]), tables);
+  for (const Moment moment : {Moment::head, Moment::tail}) {
+    if (op.moment && *op.moment != moment) continue;
+    monitor_.verify_now(moment, op.request, op.request, op.begin,
+                        std::min(op.end, row_length_[op.request]), tables);
+  }
 }
 
 // ---------------------------------------------------------------- copies

@@ -305,8 +305,12 @@ void Engine::leave(Request& r) {
 }
 
 void Engine::preempt_last() {
-  RequestPtr r = std::move(running_.back());
-  running_.pop_back();
+  preempt(running_.end() - 1);
+}
+
+void Engine::preempt(std::vector<RequestPtr>::iterator at) {
+  RequestPtr r = std::move(*at);
+  running_.erase(at);
   leave(*r);
   r->phase = Request::Phase::waiting;
   waiting_.push_front(std::move(r));
