@@ -1,6 +1,7 @@
-# Two rules that a reviewer would otherwise have to watch:
+# Rules that a reviewer would otherwise have to watch:
 # - what depends on CUDA lives in src/gpu; elsewhere no preprocessor conditional asks about it;
-# - public headers include the standard library and each other, nothing else.
+# - public headers include the standard library and each other, nothing else;
+# - every design note is in the index, docs/README.md.
 set(broken "")
 
 file(GLOB_RECURSE sources ${ROOT}/include/*.h ${ROOT}/src/*.h ${ROOT}/src/*.cpp ${ROOT}/engine/*.h
@@ -30,6 +31,15 @@ foreach(header ${headers})
       string(APPEND broken "  ${name}: ${line}\n    neither the standard library nor a public header\n")
     endif()
   endforeach()
+endforeach()
+
+file(READ ${ROOT}/docs/README.md index)
+file(GLOB notes RELATIVE ${ROOT}/docs ${ROOT}/docs/design/*.md)
+foreach(note ${notes})
+  string(FIND "${index}" "(${note})" at)
+  if(at EQUAL -1)
+    string(APPEND broken "  docs/${note}\n    is not in docs/README.md\n")
+  endif()
 endforeach()
 
 if(broken)
