@@ -1,5 +1,6 @@
 // What the allocator, the prefix cache and the other tiers announce: the life of a slot.
 #include <algorithm>
+#include <limits>
 
 #include "canary/serinus/backend.h"
 
@@ -22,6 +23,15 @@ const Reader::Segment* Reader::covering(std::int64_t cell) const noexcept {
     if (cell >= s.begin && cell < s.end) return &s;
   }
   return nullptr;
+}
+
+std::int64_t Reader::next_border(std::int64_t cell) const noexcept {
+  std::int64_t next = std::numeric_limits<std::int64_t>::max();
+  for (const Segment& s : attached) {
+    if (s.begin > cell) next = std::min(next, s.begin);
+    if (s.end > cell) next = std::min(next, s.end);
+  }
+  return next;
 }
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter) {
@@ -51,7 +61,7 @@ void SerinusBackend::on_alloc(int pool, std::span<const std::int64_t> slots, Own
     if (!reporter_.empty() && !held) reporter_.forget(pool, slot, old.generation);
     e = {owner, epoch_, -1, 0, held ? old.owner : old.previous_owner};
     if (!held) p.records[slot] = {};
-    p.seals[slot] = 0;
+    p.unseal(slot);
     p.set_live(slot, true);
     if (held) {
       auto& owners = p.contested[slot];
@@ -85,7 +95,7 @@ void SerinusBackend::on_free(int pool, std::span<const std::int64_t> slots, Owne
     e.owner = 0;
     e.written = 0;
     p.records[slot] = {};
-    p.seals[slot] = 0;
+    p.unseal(slot);
     p.set_live(slot, false);
     if (!p.contested.empty()) p.contested.erase(slot);
   }
@@ -172,7 +182,11 @@ void SerinusBackend::on_move(int pool, std::span<const std::int64_t> from,
     } else {
       // EMPTY stays EMPTY; a record that was not the owner's stays somebody else's.
       p.records[to[i]] = m.ledger.written != 0 ? m.record : Record{};
-      p.seals[to[i]] = m.ledger.written != 0 ? ~hash::seal(m.record) | 1u : 0u;
+      p.unseal(to[i]);
+      if (m.ledger.written != 0) {
+        p.seals[to[i]] = ~hash::seal(m.record) | 1u;
+        p.marks[to[i]] = hash::mark(m.record) ^ 1u;
+      }
     }
     std::copy(m.digests.begin(), m.digests.end(), p.source_digests.data() + sources * to[i]);
     p.fresh.push_back(to[i]);
@@ -228,7 +242,7 @@ void SerinusBackend::on_load(int pool, std::span<const Record> records,
     if (r == Record{}) {
       e.written = 0;
       p.records[slot] = {};
-      p.seals[slot] = 0;
+      p.unseal(slot);
       before = -1;
       continue;
     }

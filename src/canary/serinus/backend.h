@@ -26,6 +26,15 @@ struct Reader {
 
   void attach(std::int64_t begin, std::int64_t end, std::uint32_t epoch);
   const Segment* covering(std::int64_t cell) const noexcept;
+  /// The first cell after `cell` that another segment covers, or none.
+  std::int64_t next_border(std::int64_t cell) const noexcept;
+};
+
+/// The chain of the token before, where it can be relied on.
+struct ChainBefore {
+  bool usable = false;
+  std::uint64_t chain = 0;
+  std::int64_t slot = -1;
 };
 
 class SerinusBackend final : public Backend {
@@ -82,6 +91,10 @@ class SerinusBackend final : public Backend {
   void verify_cells(int pool, Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
                     std::int64_t end, const Table& table, const Table& expected,
                     std::int64_t valid);
+  /// One cell that is not plainly sound: says what is wrong with it, if anything. Returns what the
+  /// next cell continues.
+  ChainBefore examine(const Walk& walk, int pool, Moment moment, std::int64_t cell, bool first,
+                      const ChainBefore& before, Pending& pending);
   void verify_slots(int pool, Moment moment, std::span<const std::int64_t> slots);
   void verify_null(int pool, Moment moment);
   void compare_bytes(int pool, Pending& pending);

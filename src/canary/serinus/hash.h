@@ -149,4 +149,15 @@ SERINUS_HOST_DEVICE constexpr std::uint32_t seal(const Record& r) noexcept {
   return s == 0 ? 1 : s;
 }
 
+/// Eight bits over who wrote a record, and when: small enough that the marks of a pool stay in the
+/// cache. A walk along a table compares these, since the chain vouches for the rest; a sweep
+/// compares the seal. Every single bit of owner and generation counts. Never 0: that is EMPTY.
+SERINUS_HOST_DEVICE constexpr std::uint8_t mark(const Record& r) noexcept {
+  std::uint32_t x = r.owner ^ (r.generation << 3 | r.generation >> 29);
+  x ^= x >> 16;
+  x ^= x >> 8;
+  x &= 0xFF;
+  return static_cast<std::uint8_t>(((x ^ x >> 7) & 0x7F) | 0x80);
+}
+
 }  // namespace serinus::canary::hash

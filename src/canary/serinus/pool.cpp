@@ -14,6 +14,7 @@ Pool::Pool(PoolSpec s, const Options& options)
       records(spec.num_slots),
       ledger(spec.num_slots),
       seals(spec.num_slots),
+      marks(spec.num_slots),
       source_digests(
           options.source_digests ? spec.num_slots * static_cast<std::int64_t>(sources.size()) : 0),
       live(static_cast<std::size_t>((spec.num_slots + 63) / 64)) {

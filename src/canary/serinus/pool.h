@@ -64,6 +64,12 @@ struct Pool {
   void put(std::int64_t slot, const Record& r) noexcept {
     records[slot] = r;
     seals[slot] = hash::seal(r);
+    marks[slot] = hash::mark(r);
+  }
+  /// Nothing is written in this life (any more).
+  void unseal(std::int64_t slot) noexcept {
+    seals[slot] = 0;
+    marks[slot] = 0;
   }
 
   bool is_live(std::int64_t slot) const noexcept {
@@ -82,6 +88,7 @@ struct Pool {
   ZeroArray<Record> records;
   ZeroArray<LedgerEntry> ledger;
   ZeroArray<std::uint32_t> seals;           ///< of the record last stamped; 0 = EMPTY or free
+  ZeroArray<std::uint8_t> marks;            ///< likewise
   ZeroArray<std::uint32_t> source_digests;  ///< num sources a slot, if kept
   std::vector<std::uint64_t> live;          ///< a bit a slot
   std::int64_t num_live = 0;

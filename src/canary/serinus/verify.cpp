@@ -9,19 +9,69 @@ namespace serinus::canary {
 
 namespace {
 
-constexpr std::int64_t kChunk = 256;  ///< cells whose lines are asked for together
+constexpr std::int64_t kChunk = 256;  ///< cells that are translated, and bytes compared, at once
+constexpr std::int64_t kLinesAhead = 32;  ///< cells between asking for a record and reading it
 
-/// The chain of the token before, where it can be relied on.
-struct Before {
-  bool usable = false;
-  std::uint64_t chain = 0;
-  std::int64_t slot = -1;
-};
+constexpr Reason without(Reason set, Reason r) noexcept {
+  return static_cast<Reason>(static_cast<std::uint32_t>(set) & ~static_cast<std::uint32_t>(r));
+}
+
+using Before = ChainBefore;
 
 struct Verdict {
   Reason reasons = Reason::none;
   bool has_content = true;  ///< false: EMPTY or stale, so nothing else is said about it
   std::uint64_t expected_chain = 0;
+};
+
+/// The fast path: cells whose record is this reader's, of a life that it may read, with the right
+/// position, token and chain. Everything that it does not vouch for is examined apart.
+struct SoundRun {
+  const Record* records;
+  const std::uint8_t* marks;
+  Owner owner;
+  bool attached;  ///< the cells are attached, at `epoch`
+  std::uint32_t epoch;
+  const std::int32_t* tokens;  ///< of the row, where any are known
+  std::int64_t token_stride, token_offset, valid;
+
+  /// How many of the n cells from `cell` on, in `slots`, are sound; `before` moves along. Lines of
+  /// slots[i + kLinesAhead] are asked for, so the array is that much longer.
+  template <bool kTokens>
+  std::int64_t length(const std::int32_t* slots, std::int64_t n, std::int64_t cell,
+                      Before& before) const {
+    std::uint64_t chain = before.chain;
+    bool usable = before.usable;
+    std::int64_t i = 0;
+    for (; i < n; ++i) {
+      if (slots[i + kLinesAhead] >= 0) {
+        __builtin_prefetch(records + slots[i + kLinesAhead]);
+        __builtin_prefetch(marks + slots[i + kLinesAhead]);
+      }
+      const std::int32_t slot = slots[i];
+      if (slot < 0) break;
+      const Record& r = records[slot];
+      const auto position = static_cast<std::uint32_t>(cell + i);
+      const std::uint64_t now =
+          hash::chain_value(hash::chain_step(chain, hash::token_term(r.token, position)));
+      bool bad = marks[slot] != hash::mark(r);
+      bad |= r.position != position;
+      bad |= usable & (now != r.chain);
+      bad |= (r.owner != owner) & !(attached & !newer(r.generation, epoch));
+      if constexpr (kTokens) {
+        const std::int64_t at = cell + i + token_offset;
+        if (at >= 0 && at < valid) {
+          const std::int32_t token = tokens[at * token_stride];
+          bad |= (token >= 0) & (r.token != static_cast<std::uint32_t>(token));
+        }
+      }
+      if (bad) break;
+      chain = r.chain;
+      usable = true;
+    }
+    if (i > 0) before = {true, chain, slots[i - 1]};
+    return i;
+  }
 };
 
 /// What a written slot holds, against what it must hold.
@@ -166,70 +216,94 @@ void SerinusBackend::verify_cells(int pool, Moment moment, Owner owner, std::int
   if (end > table.columns) {
     report_out_of_range(pool, -1, moment, owner, row, table.columns);
     end = table.columns;
+    if (begin >= end) return;
   }
   valid = expected.has_row(row) ? std::min(valid, expected.columns) : 0;
   const auto found = readers_.find(owner);
   const Walk walk{
       p, owner, row, table, expected, valid, found != readers_.end() ? &found->second : nullptr};
   Pending pending{moment, owner, row, {}};
-  Before before = begin < end ? walk.before(begin) : Before{};
-  std::array<Walk::Place, kChunk> places;
-  for (std::int64_t first = begin; first < end; first += kChunk) {
-    const std::int64_t n = std::min(kChunk, end - first);
-    for (std::int64_t i = 0; i < n; ++i) {
-      places[static_cast<std::size_t>(i)] = walk.place(first + i);
-      const Walk::Place at = places[static_cast<std::size_t>(i)];
-      if (at.kind != Walk::Kind::slot) continue;
-      __builtin_prefetch(&p.records[at.slot]);
-      __builtin_prefetch(&p.ledger[at.slot]);
-      __builtin_prefetch(&p.seals[at.slot]);
+  const bool bytes = options_.depth != Depth::none;
+
+  std::array<std::int32_t, kChunk + kLinesAhead> slots;  // negative: none, or none that exists
+  Before before = walk.before(begin);
+  for (std::int64_t cell = begin; cell < end;) {
+    // A run of cells that the reader may read by the same right.
+    const Reader::Segment* segment = walk.reader != nullptr ? walk.reader->covering(cell) : nullptr;
+    const std::int64_t border =
+        walk.reader != nullptr ? std::min(end, walk.reader->next_border(cell)) : end;
+    const std::int64_t n = std::min(kChunk, border - cell);
+    const std::int64_t seen = std::min(n + kLinesAhead, end - cell);
+    for (std::int64_t i = 0; i < seen; ++i) {
+      const Walk::Place at = walk.place(cell + i);
+      slots[static_cast<std::size_t>(i)] =
+          at.kind == Walk::Kind::slot ? static_cast<std::int32_t>(at.slot) : -1;
     }
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t cell = first + i;
-      const Walk::Place at = places[static_cast<std::size_t>(i)];
-      if (at.kind != Walk::Kind::slot) {
-        if (at.kind == Walk::Kind::outside) {
-          report_out_of_range(pool, at.slot, moment, owner, row, cell);
-        }
-        before = {};
-        continue;
-      }
-      const std::int64_t token = walk.token(cell);
-      Verdict v = walk.judge_right(cell, at.slot);
-      if (v.has_content) {
-        const Verdict content = judge_content(p, at.slot, cell, token, before);
-        v.reasons |= content.reasons;
-        v.expected_chain = content.expected_chain;
-        if (cell == begin && any(v.reasons & Reason::chain) && p.sealed(at.slot) &&
-            !walk.is_first_break(cell)) {
-          v.reasons = static_cast<Reason>(static_cast<std::uint32_t>(v.reasons) &
-                                          ~static_cast<std::uint32_t>(Reason::chain));
-        }
-        if (options_.depth != Depth::none) pending.slots.push_back(at.slot);
-        ++stats.records_verified;
-      }
-      if (any(v.reasons)) {
-        Violation violation = describe(pool, at.slot, moment, v.reasons);
-        violation.request = owner;
-        violation.row = row;
-        violation.expected_position = cell;
-        violation.expected_token = token;
-        violation.expected_chain = v.expected_chain;
-        violation.prev_slot = before.slot;
-        if (any(v.reasons & Reason::stale)) violation.expected_owner = owner;
-        if (at.slot == 0) {
-          reporter_.report(std::move(violation), life_of_cell(row, cell));
-        } else {
-          report(std::move(violation));
-        }
-        before = {};
-      } else {
-        p.ledger[at.slot].prev = static_cast<std::int32_t>(before.slot);
-        before = {true, p.records[at.slot].chain, at.slot};
+    for (std::int64_t i = seen; i < n + kLinesAhead; ++i) slots[static_cast<std::size_t>(i)] = -1;
+    SoundRun run{p.records.data(),
+                 p.marks.data(),
+                 owner,
+                 segment != nullptr,
+                 segment != nullptr ? segment->epoch : 0,
+                 expected.has_row(row) ? expected.data + row * expected.row_stride : nullptr,
+                 expected.column_stride,
+                 p.spec.token_offset,
+                 valid};
+    for (std::int64_t i = 0; i < n;) {
+      const std::int32_t* from = slots.data() + i;
+      const std::int64_t sound = valid > 0 ? run.length<true>(from, n - i, cell + i, before)
+                                           : run.length<false>(from, n - i, cell + i, before);
+      if (bytes) pending.slots.insert(pending.slots.end(), from, from + sound);
+      stats.records_verified += static_cast<std::uint64_t>(sound);
+      i += sound;
+      if (i < n) {
+        before = examine(walk, pool, moment, cell + i, cell + i == begin, before, pending);
+        ++i;
       }
     }
-    compare_bytes(pool, pending);
+    if (bytes) compare_bytes(pool, pending);
+    cell += n;
   }
+}
+
+ChainBefore SerinusBackend::examine(const Walk& walk, int pool, Moment moment, std::int64_t cell,
+                                    bool first, const Before& before, Pending& pending) {
+  Pool& p = at(pool);
+  const Walk::Place at = walk.place(cell);
+  if (at.kind != Walk::Kind::slot) {
+    if (at.kind == Walk::Kind::outside) {
+      report_out_of_range(pool, at.slot, moment, walk.owner, walk.row, cell);
+    }
+    return {};
+  }
+  const std::int64_t token = walk.token(cell);
+  Verdict v = walk.judge_right(cell, at.slot);
+  if (v.has_content) {
+    const Verdict content = judge_content(p, at.slot, cell, token, before);
+    v.reasons |= content.reasons;
+    v.expected_chain = content.expected_chain;
+    if (first && any(v.reasons & Reason::chain) && p.sealed(at.slot) &&
+        !walk.is_first_break(cell)) {
+      v.reasons = without(v.reasons, Reason::chain);
+    }
+    if (options_.depth != Depth::none) pending.slots.push_back(at.slot);
+    ++stats.records_verified;
+  }
+  if (!any(v.reasons)) return {true, p.records[at.slot].chain, at.slot};
+  Violation violation = describe(pool, at.slot, moment, v.reasons);
+  violation.request = walk.owner;
+  violation.row = walk.row;
+  violation.expected_position = cell;
+  violation.expected_token = token;
+  violation.expected_chain = v.expected_chain;
+  violation.prev_slot = before.slot;
+  if (any(v.reasons & Reason::stale)) violation.expected_owner = walk.owner;
+  if (at.slot == 0) {
+    reporter_.report(std::move(violation), life_of_cell(walk.row, cell));
+  } else {
+    report(std::move(violation));
+  }
+  return {};
 }
 
 void SerinusBackend::verify_slots(int pool, Moment moment, std::span<const std::int64_t> slots) {
