@@ -121,58 +121,71 @@ struct BadCase {
 TEST(Scenario, NamesWhatIsMalformed) {
   const auto one_op = [](const std::string& op) { return line('"' + op + '"', R"("no_alarm")"); };
   const BadCase cases[] = {
-      {"{", "SRN4201 t:1: line ends too early (byte 1), got ``"},
-      {R"({"id": "a"})", "SRN4201 t:1: ops is missing, got `{\"id\": \"a\"}`"},
+      {"{", "SRN4201 scenario t:1: line ends too early (byte 1), got ``"},
+      {R"({"id": "a"})", "SRN4201 scenario t:1: ops is missing, got `{\"id\": \"a\"}`"},
       {R"({"ops": [], "expect": ["no_alarm"]})",
-       "SRN4201 t:1: id is missing, got `{\"ops\": [], \"expect\": [\"no_alarm\"]}`"},
+       "SRN4201 scenario t:1: id is missing, got `{\"ops\": [], \"expect\": [\"no_alarm\"]}`"},
       {R"({"id": "a", "ops": []})",
-       "SRN4201 t:1: expect is missing (a legal scenario expects no_alarm), got `{\"id\": \"a\", "
+       "SRN4201 scenario t:1: expect is missing (a legal scenario expects no_alarm), got `{\"id\": "
+       "\"a\", "
        "\"ops\": []}`"},
-      {R"({"id": "a", "id": "b"})", "SRN4201 t:1: id stands twice, got `\"b\"`"},
-      {R"({"id": "a", "opps": []})", "SRN4201 t:1: opps is no field of a scenario, got `[]`"},
-      {R"({"id": 7})", "SRN4201 t:1: id should be a string (byte 7), got `7}`"},
-      {line("7", R"("no_alarm")"), "SRN4201 t:1: ops[0] should be a string, got `7`"},
+      {R"({"id": "a", "id": "b"})", "SRN4201 scenario t:1: id stands twice, got `\"b\"`"},
+      {R"({"id": "a", "opps": []})",
+       "SRN4201 scenario t:1: opps is no field of a scenario, got `[]`"},
+      {R"({"id": 7})", "SRN4201 scenario t:1: id should be a string (byte 7), got `7}`"},
+      {line("7", R"("no_alarm")"), "SRN4201 scenario t:1: ops[0] should be a string, got `7`"},
       {line("", R"("kv_byte@1")"),
-       "SRN4201 t:1: expect[0] `kv_byte@1` names no reason (token, position, chain, kv_bytes, "
+       "SRN4201 scenario t:1: expect[0] `kv_byte@1` names no reason (token, position, chain, "
+       "kv_bytes, "
        "...), got `kv_byte`"},
       {line("", R"("token@swa:1")"),
-       "SRN4201 t:1: expect[0] `token@swa:1` names a pool that the scenario does not have, got "
+       "SRN4201 scenario t:1: expect[0] `token@swa:1` names a pool that the scenario does not "
+       "have, got "
        "`swa`"},
-      {one_op(""), "SRN4201 t:1: ops[0] `` lacks a verb, got ``"},
-      {one_op("fly A"), "SRN4201 t:1: ops[0] `fly A` has an unknown verb, got `fly`"},
+      {one_op(""), "SRN4201 scenario t:1: ops[0] `` lacks a verb, got ``"},
+      {one_op("fly A"), "SRN4201 scenario t:1: ops[0] `fly A` has an unknown verb, got `fly`"},
       {one_op("alloc a 1"),
-       "SRN4201 t:1: ops[0] `alloc a 1` needs a request (A to Z, or cache), got `a`"},
-      {one_op("alloc A"), "SRN4201 t:1: ops[0] `alloc A` lacks slots, got ``"},
+       "SRN4201 scenario t:1: ops[0] `alloc a 1` needs a request (A to Z, or cache), got `a`"},
+      {one_op("alloc A"), "SRN4201 scenario t:1: ops[0] `alloc A` lacks slots, got ``"},
       {one_op("alloc A 1.5"),
-       "SRN4201 t:1: ops[0] `alloc A 1.5` needs a whole number from -2147483647 to 2147483647, "
+       "SRN4201 scenario t:1: ops[0] `alloc A 1.5` needs a whole number from -2147483647 to "
+       "2147483647, "
        "got `1.5`"},
       {one_op("alloc A 1..9999999"),
-       "SRN4201 t:1: ops[0] `alloc A 1..9999999` lists too many slots, got `1..9999999`"},
+       "SRN4201 scenario t:1: ops[0] `alloc A 1..9999999` lists too many slots, got `1..9999999`"},
       {one_op("write 1 A"),
-       "SRN4201 t:1: ops[0] `write 1 A` needs tokens of a request, such as A.0 or A.0..3, got `A`"},
+       "SRN4201 scenario t:1: ops[0] `write 1 A` needs tokens of a request, such as A.0 or A.0..3, "
+       "got `A`"},
       {one_op("write 1 A.999"),
-       "SRN4201 t:1: ops[0] `write 1 A.999` needs a whole number from 0 to 254, got `999`"},
+       "SRN4201 scenario t:1: ops[0] `write 1 A.999` needs a whole number from 0 to 254, got "
+       "`999`"},
       {one_op("write 1,2 A.0"),
-       "SRN4201 t:1: ops[0] `write 1,2 A.0` pairs lists of different lengths, got `2 and 1`"},
+       "SRN4201 scenario t:1: ops[0] `write 1,2 A.0` pairs lists of different lengths, got `2 and "
+       "1`"},
       {one_op("free 1 raw"),
-       "SRN4201 t:1: ops[0] `free 1 raw` has a word that this operation does not know, got `raw`"},
-      {one_op("give 1 A"), "SRN4201 t:1: ops[0] `give 1 A` needs FROM>TO, got `A`"},
+       "SRN4201 scenario t:1: ops[0] `free 1 raw` has a word that this operation does not know, "
+       "got `raw`"},
+      {one_op("give 1 A"), "SRN4201 scenario t:1: ops[0] `give 1 A` needs FROM>TO, got `A`"},
       {one_op("issue x issue y idle"),
-       "SRN4201 t:1: ops[0] `issue x issue y idle` cannot issue an issue, got `issue y idle`"},
+       "SRN4201 scenario t:1: ops[0] `issue x issue y idle` cannot issue an issue, got `issue y "
+       "idle`"},
       {one_op("rank 1 idle"),
-       "SRN4201 t:1: ops[0] `rank 1 idle` needs a rank from 0 to 0, got `1`"},
-      {one_op("land x"), "SRN4201 t:1: ops[0] `land x` lands what was never issued, got `x`"},
+       "SRN4201 scenario t:1: ops[0] `rank 1 idle` needs a rank from 0 to 0, got `1`"},
+      {one_op("land x"),
+       "SRN4201 scenario t:1: ops[0] `land x` lands what was never issued, got `x`"},
       {one_op("load h>1 A"),
-       "SRN4201 t:1: ops[0] `load h>1 A` loads a copy that was never made, got `h`"},
+       "SRN4201 scenario t:1: ops[0] `load h>1 A` loads a copy that was never made, got `h`"},
       {line("", R"("no_alarm")", R"("pools": {"kv": {"slots": 0}}, )"),
-       "SRN4201 t:1: pools.kv.slots must be a whole number from 1 to 4194304, got `0`"},
+       "SRN4201 scenario t:1: pools.kv.slots must be a whole number from 1 to 4194304, got `0`"},
       {line("", R"("no_alarm")", R"("pools": {"kv": {"slots": 4194304}}, )"),
-       "SRN4201 t:1: kv is a pool too large for a scenario, got `4194304 slots x 1 layers`"},
+       "SRN4201 scenario t:1: kv is a pool too large for a scenario, got `4194304 slots x 1 "
+       "layers`"},
       {line("", R"("no_alarm")", R"("pools": {}, )"),
-       "SRN4201 t:1: pools must be one to eight pools, the first of kind full, got `0 pools`"},
+       "SRN4201 scenario t:1: pools must be one to eight pools, the first of kind full, got `0 "
+       "pools`"},
       {line("", R"("no_alarm")", R"("pools": {"kv": {"kind": "ful"}}, )"),
-       "SRN4201 t:1: pools.kv.kind must be full, swa or draft, got `ful`"},
-      {"\xff", "SRN4201 t:1: line is not UTF-8: is this a binary file?, got `\\xff`"},
+       "SRN4201 scenario t:1: pools.kv.kind must be full, swa or draft, got `ful`"},
+      {"\xff", "SRN4201 scenario t:1: line is not UTF-8: is this a binary file?, got `\\xff`"},
       {"", "SRN4202 t holds no scenario"},
       {"\n\n", "SRN4202 t holds no scenario"},
   };
@@ -191,7 +204,7 @@ TEST(Scenario, NamesTheLine) {
     parse_scenarios("t", line("", R"("no_alarm")") + "\n\n{");
     FAIL();
   } catch (const InputError& e) {
-    EXPECT_TRUE(std::string(e.what()).starts_with("t:3: ")) << e.what();
+    EXPECT_TRUE(std::string(e.what()).starts_with("scenario t:3: ")) << e.what();
   }
 }
 
