@@ -1,0 +1,77 @@
+// The text and the JSON of a violation are read by other programs: frozen.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include <serinus/canary.h>
+
+namespace serinus::canary {
+namespace {
+
+Violation example() {
+  Violation v;
+  v.reasons = Reason::token | Reason::kv_bytes;
+  v.moment = Moment::tail;
+  v.pool = 1;
+  v.slot = 42;
+  v.expected_position = 7;
+  v.stored_position = 8;
+  v.expected_token = 15339;
+  v.stored_token = 374;
+  v.expected_chain = 0x1122334455667788u;
+  v.stored_chain = 1;
+  v.expected_digest = 0xFFFFFFFFFFFFFFFFu;
+  v.stored_digest = 0xabcdef;
+  v.expected_owner = 3;
+  v.stored_owner = 4;
+  v.expected_generation = 10;
+  v.stored_generation = 9;
+  v.request = 3;
+  v.row = 2;
+  v.prev_slot = 41;
+  v.first_step = 100;
+  v.last_step = 104;
+  v.count = 5;
+  return v;
+}
+
+TEST(Report, Text) {
+  Violation v = example();
+  const std::string line =
+      "kv-canary violation: reasons=token+kv_bytes moment=tail format=serinus pool=kv slot=42 "
+      "request=3 row=2 position=7/8 token=15339/374 chain=1122334455667788/0000000000000001 "
+      "digest=ffffffffffffffff/0000000000abcdef owner=3/4 generation=10/9 prev_slot=41 "
+      "steps=100..104 count=5";
+  EXPECT_EQ(to_text(v, "kv"), line);
+  v.layer = 60;
+  v.segment = "v.head3";
+  EXPECT_EQ(to_text(v, "kv"), line + " layer=60 segment=v.head3");
+}
+
+TEST(Report, Json) {
+  EXPECT_EQ(
+      to_json(example(), "k\"v\n"),
+      R"({"reasons":["token","kv_bytes"],"moment":"tail","format":"serinus","pool":"k\"v\u000a",)"
+      R"("slot":42,"request":3,"row":2,"expected_position":7,"stored_position":8,)"
+      R"("expected_token":15339,"stored_token":374,"expected_chain":"1122334455667788",)"
+      R"("stored_chain":"0000000000000001","expected_digest":"ffffffffffffffff",)"
+      R"("stored_digest":"0000000000abcdef","expected_owner":3,"stored_owner":4,)"
+      R"("expected_generation":10,"stored_generation":9,"prev_slot":41,"layer":-1,"segment":"",)"
+      R"("first_step":100,"last_step":104,"count":5})");
+  const auto parsed = nlohmann::json::parse(to_json(example(), "k\"v\n"));
+  EXPECT_EQ(parsed["pool"], "k\"v\n");
+  EXPECT_EQ(parsed["reasons"].size(), 2u);
+}
+
+TEST(Report, Names) {
+  EXPECT_EQ(names_of(Reason::none), "none");
+  EXPECT_EQ(names_of(static_cast<Reason>(0x3FF)),
+            "token+position+chain+kv_bytes+stale+foreign_write+double_owner+out_of_range+"
+            "null_slot_dirty+digest_differs_across_ranks");
+  EXPECT_STREQ(name_of(Format::sglang), "sglang");
+  EXPECT_STREQ(name_of(Depth::partial), "partial");
+  EXPECT_STREQ(name_of(Moment::sweep), "sweep");
+}
+
+}  // namespace
+}  // namespace serinus::canary
