@@ -234,10 +234,19 @@ void SerinusBackend::verify_cells(int pool, Moment moment, Owner owner, std::int
         walk.reader != nullptr ? std::min(end, walk.reader->next_border(cell)) : end;
     const std::int64_t n = std::min(kChunk, border - cell);
     const std::int64_t seen = std::min(n + kLinesAhead, end - cell);
-    for (std::int64_t i = 0; i < seen; ++i) {
-      const Walk::Place at = walk.place(cell + i);
-      slots[static_cast<std::size_t>(i)] =
-          at.kind == Walk::Kind::slot ? static_cast<std::int32_t>(at.slot) : -1;
+    if (p.spec.kind != PoolKind::swa && table.column_stride == 1) {
+      const std::int32_t* cells = table.data + row * table.row_stride + cell;
+      const auto count = static_cast<std::uint32_t>(p.spec.num_slots);
+      for (std::int64_t i = 0; i < seen; ++i) {
+        const bool inside = static_cast<std::uint32_t>(cells[i]) < count;
+        slots[static_cast<std::size_t>(i)] = inside ? cells[i] : -1;
+      }
+    } else {
+      for (std::int64_t i = 0; i < seen; ++i) {
+        const Walk::Place at = walk.place(cell + i);
+        slots[static_cast<std::size_t>(i)] =
+            at.kind == Walk::Kind::slot ? static_cast<std::int32_t>(at.slot) : -1;
+      }
     }
     for (std::int64_t i = seen; i < n + kLinesAhead; ++i) slots[static_cast<std::size_t>(i)] = -1;
     SoundRun run{p.records.data(),
