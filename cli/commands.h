@@ -21,6 +21,7 @@ void add_layouts(CLI::App& app, int& exit_code);
 void add_attend(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_scenario(CLI::App& app, int& exit_code);
+void add_replay(CLI::App& app, int& exit_code);
 void add_trace_gen(CLI::App& app, int& exit_code);
 
 }  // namespace serinus::cli

@@ -1,0 +1,241 @@
+// `serinus replay`: a serving trace through the engine, with the canary on.
+#include "engine/replay.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "cli/replay_report.h"
+
+namespace serinus::cli {
+
+namespace {
+
+enum class RealData { none, partial, all };
+
+struct Arguments {
+  std::string trace;
+  engine::EngineOptions options;
+  engine::TraceOptions trace_options;
+  canary::Format format = canary::Format::serinus;
+  canary::VerifyPolicy verify = canary::VerifyPolicy::rolling;
+  RealData real_data = RealData::all;
+  std::int64_t budget = 1024;
+  std::int64_t requests = 0;
+  std::uint64_t seed = 1;
+  std::string admit = "batch";
+  std::string report;
+  bool json = false;
+  bool no_canary = false;
+};
+
+std::atomic<bool> stop_requested{false};
+
+// The first signal asks for an end with a summary, the second one ends at once.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(SIGINT, &action, &old_int_);
+    sigaction(SIGTERM, &action, &old_term_);
+  }
+  ~StopOnSignal() {
+    sigaction(SIGINT, &old_int_, nullptr);
+    sigaction(SIGTERM, &old_term_, nullptr);
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+ private:
+  struct sigaction old_int_ = {}, old_term_ = {};
+};
+
+std::int64_t peak_rss_bytes() {
+  struct rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
+}
+
+engine::EngineOptions engine_options(const Arguments& args) {
+  engine::EngineOptions o = args.options;
+  o.real_data = args.real_data != RealData::none;
+  o.serial = args.admit == "serial";
+  o.watch = !args.no_canary;
+  o.canary.format = args.format;
+  o.canary.verify = args.verify;
+  o.canary.depth = args.real_data == RealData::none      ? canary::Depth::none
+                   : args.real_data == RealData::partial ? canary::Depth::partial
+                                                         : canary::Depth::all;
+  o.canary.records_per_step = args.budget;
+  return o;
+}
+
+int run(const Arguments& args) {
+  ReplayRun run;
+  run.trace = args.trace;
+  run.seed = args.seed;
+  run.options = engine_options(args);
+
+  std::vector<engine::TraceRequest> trace;
+  engine::TraceReader reader(args.trace, args.trace_options);
+  engine::TraceRequest request;
+  while ((args.requests == 0 || static_cast<std::int64_t>(trace.size()) < args.requests) &&
+         reader.next(request))
+    trace.push_back(std::move(request));
+  run.skipped_lines = reader.skipped();
+
+  std::optional<ReportFolder> report;
+  if (!args.report.empty()) report.emplace(args.report);
+
+  ProgressLine progress("requests");
+  engine::ReplayHooks hooks;
+  hooks.stop = &stop_requested;
+  hooks.progress = [&](const engine::ReplayProgress& p) {
+    progress.show(p.requests, p.total_requests, p.tokens, p.total_tokens, p.seconds);
+  };
+  constexpr int kShown = 20;
+  int unexplained = 0;
+  hooks.violation = [&](const canary::Violation& v, const std::string& pool, int fault) {
+    if (report) report->add(v, pool, fault);
+    if (fault >= 0 || ++unexplained > kShown) return;
+    progress.end();
+    fmt::print(stderr, "{}\n", canary::to_text(v, pool));
+    if (unexplained == kShown) fmt::print(stderr, "(further ones only in the report)\n");
+  };
+  {
+    const StopOnSignal stop_on_signal;
+    run.result = engine::replay(trace, run.options, hooks);
+  }
+  progress.end();
+  run.peak_rss_bytes = peak_rss_bytes();
+
+  if (report) report->finish(run);
+  if (args.json) {
+    fmt::print("{}\n", summary_json(run, false));
+  } else {
+    fmt::print("{}", summary_text(run));
+    if (report) fmt::print("report: {}\n", report->page());
+  }
+  const bool fine =
+      run.result.counters.false_alarms == 0 && run.result.count(engine::FaultState::missed) == 0;
+  return fine ? kFine : kViolation;
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, int& exit_code) {
+  auto args = std::make_shared<Arguments>();
+  engine::EngineOptions& o = args->options;
+  CLI::App* cmd = app.add_subcommand(
+      "replay", "Replay a serving trace over a paged KV pool with a prefix cache, the canary on");
+  cmd->add_option("trace", args->trace, "Trace: Mooncake or Qwen-Bailian JSONL, Azure CSV")
+      ->required();
+  const auto at_least = [](std::int64_t n) {
+    return CLI::Range(n, std::numeric_limits<std::int64_t>::max());
+  };
+  cmd->add_option("--requests", args->requests, "The first N requests only, 0 = all")
+      ->check(at_least(0))
+      ->capture_default_str();
+  cmd->add_flag("--skip-bad", args->trace_options.skip_bad,
+                "Pass over malformed lines and count them, instead of stopping at the first");
+
+  const char* pool = "Pool";
+  cmd->add_option("--pool-tokens", o.pool_tokens, "Tokens that the pool holds")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--page", o.page, "Tokens a page, 1 to 256")->capture_default_str()->group(pool);
+  cmd->add_option("--layout", o.layout, "KV layout (serinus layouts lists them)")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--layers", o.layers, "Layers")->capture_default_str()->group(pool);
+  cmd->add_option("--heads", o.layout_options.heads, "KV heads, for the mha_* layouts")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--head-size", o.layout_options.head_size, "Elements a head, for mha_*")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--window", o.window,
+                  "A second pool of sliding-window layers of this many tokens")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--draft-layers", o.draft_layers, "A draft model's pool of so many layers")
+      ->capture_default_str()
+      ->group(pool);
+  cmd->add_option("--host-tokens", o.host_tokens, "A second tier of so many tokens in host memory")
+      ->capture_default_str()
+      ->group(pool);
+
+  const char* schedule = "Schedule";
+  cmd->add_option("--admit", args->admit, "batch; serial: one request at a time")
+      ->check(CLI::IsMember({"batch", "serial"}))
+      ->capture_default_str()
+      ->group(schedule);
+  cmd->add_option("--max-running", o.max_running, "Requests at a time, at most")
+      ->capture_default_str()
+      ->group(schedule);
+  cmd->add_option("--step-tokens", o.step_tokens, "Tokens that a step computes, at most")
+      ->capture_default_str()
+      ->group(schedule);
+  cmd->add_option("--decode-tokens", o.decode_tokens,
+                  "Tokens that a request decodes a step (more than 1: as if drafts were accepted)")
+      ->capture_default_str()
+      ->group(schedule);
+  cmd->add_option("--threads", o.threads, "Threads, 0 = all; the result does not depend on it")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str()
+      ->group(schedule);
+  cmd->add_option("--seed", args->seed, "Same seed, same result")
+      ->capture_default_str()
+      ->group(schedule);
+
+  const char* watch = "Canary";
+  const std::map<std::string, canary::Format> formats{{"serinus", canary::Format::serinus},
+                                                      {"sglang", canary::Format::sglang}};
+  cmd->add_option("--format", args->format, "Record format: serinus or sglang")
+      ->transform(CLI::CheckedTransformer(formats))
+      ->default_str("serinus")
+      ->group(watch);
+  const std::map<std::string, canary::VerifyPolicy> policies{
+      {"rolling", canary::VerifyPolicy::rolling}, {"all", canary::VerifyPolicy::all}};
+  cmd->add_option("--verify", args->verify,
+                  "rolling: in full what is newly reused, the rest in turn within the budget; all: "
+                  "every prefix at every step")
+      ->transform(CLI::CheckedTransformer(policies))
+      ->default_str("rolling")
+      ->group(watch);
+  cmd->add_option("--budget", args->budget, "Records that a step re-checks (rolling)")
+      ->check(at_least(1))
+      ->capture_default_str()
+      ->group(watch);
+  const std::map<std::string, RealData> depths{
+      {"none", RealData::none}, {"partial", RealData::partial}, {"all", RealData::all}};
+  cmd->add_option("--real-data", args->real_data,
+                  "KV bytes: none at all; partial: first and last 16 bytes of each segment are "
+                  "digested; all")
+      ->transform(CLI::CheckedTransformer(depths))
+      ->default_str("all")
+      ->group(watch);
+  cmd->add_flag("--no-canary", args->no_canary, "Replay without the canary, to see what it costs")
+      ->group(watch);
+
+  const char* output = "Output";
+  cmd->add_option("--report", args->report,
+                  "Folder for violations (text, JSON lines), summary and a web page")
+      ->group(output);
+  cmd->add_flag("--json", args->json, "One JSON object on standard output")->group(output);
+  cmd->callback([args, &exit_code] { exit_code = run(*args); });
+}
+
+}  // namespace serinus::cli
