@@ -80,6 +80,8 @@ Engine::Engine(const EngineOptions& options)
   }
   if (options.draft_layers > 0)
     draft_pool_ = add("draft", canary::PoolKind::draft, options.draft_layers, pages);
+  for (int p = 0; p < static_cast<int>(pools_.size()); ++p)
+    (p == draft_pool_ ? draft_pools_ : target_pools_).push_back(p);
   if (options.host_tokens > 0) {
     std::vector<std::int64_t> bytes;
     for (const EnginePool& p : pools_) bytes.push_back(options.real_data ? p.kv.token_bytes() : 0);
@@ -219,14 +221,15 @@ void Engine::drain() {
   if (injector_ != nullptr) injector_->drained(*this);
 }
 
-canary::Batch Engine::device_batch() const {
+canary::Batch Engine::device_batch(bool draft) const {
   canary::Batch b;
+  b.pools = draft ? draft_pools_ : target_pools_;
   b.rows = batch_.rows;
   b.prefix_lens = batch_.prefix_lens;
   b.extend_lens = batch_.extend_lens;
   b.owners = batch_.owners;
   b.req_to_token = table_.slots_view();
-  b.input_ids = batch_.input_ids;
+  b.input_ids = draft ? batch_.draft_ids : batch_.input_ids;
   b.positions = batch_.positions;
   b.out_cache_loc = batch_.out_cache_loc;
   b.expected_tokens = table_.tokens_view();
@@ -234,18 +237,24 @@ canary::Batch Engine::device_batch() const {
   return b;
 }
 
+// The target's forward, then the draft's over the same slots.
 void Engine::forward() {
   if (injector_ != nullptr) injector_->before_head(*this, batch_);
-  watched([&](canary::Monitor& m) { m.begin_step(device_batch()); });
+  watched([&](canary::Monitor& m) { m.begin_step(device_batch(false)); });
   if (injector_ != nullptr) injector_->before_write(*this, batch_);
-  write_kv();
+  write_kv(false);
   if (injector_ != nullptr) injector_->after_write(*this, batch_);
-  watched([&](canary::Monitor& m) { m.end_step(device_batch()); });
+  watched([&](canary::Monitor& m) { m.end_step(device_batch(false)); });
+  if (draft_pool_ >= 0) {
+    watched([&](canary::Monitor& m) { m.begin_step(device_batch(true)); });
+    write_kv(true);
+    watched([&](canary::Monitor& m) { m.end_step(device_batch(true)); });
+  }
   read_violations();
   if (injector_ != nullptr) injector_->after_tail(*this, batch_);
 }
 
-void Engine::write_kv() {
+void Engine::write_kv(bool draft) {
   if (!options_.real_data) return;
   std::vector<std::int64_t> begins;  // of each request's tokens in the flat arrays
   std::int64_t n = 0;
@@ -254,33 +263,40 @@ void Engine::write_kv() {
     n += batch_.extend_lens[i];
   }
   constexpr std::int64_t kGrain = 512;  // tokens
-  parallel_for(
-      resolve_threads(options_.threads), n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        auto request = static_cast<std::size_t>(
-            std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1);
-        for (std::int64_t i = begin; i < end; ++i) {
-          while (request + 1 < begins.size() && begins[request + 1] <= i) ++request;
-          const Request& r = *in_batch_[request];
-          const std::int64_t position = r.length + i - begins[request];
-          const std::int64_t slot = batch_.write_loc[static_cast<std::size_t>(i)];
-          if (slot < 0 || slot >= pools_[0].kv.num_slots()) continue;
-          const std::uint64_t state = r.text.prefix_state(position);
-          const std::uint64_t junk = mix(step_, static_cast<std::uint64_t>(slot));
-          model_write(pools_[0].kv, slot, state, junk);
-          if (swa_pool_ >= 0) {
-            const std::int64_t swa = full_to_swa_[static_cast<std::size_t>(slot)];
-            if (swa > 0)
-              model_write(pools_[static_cast<std::size_t>(swa_pool_)].kv, swa, state, junk);
-          }
-          if (draft_pool_ >= 0)
-            model_write(pools_[static_cast<std::size_t>(draft_pool_)].kv, slot,
-                        r.text.prefix_state(position + 1), junk);
-        }
-      });
+  parallel_for(resolve_threads(options_.threads), n, kGrain,
+               [&](std::int64_t begin, std::int64_t end) {
+                 auto request = static_cast<std::size_t>(
+                     std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1);
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   while (request + 1 < begins.size() && begins[request + 1] <= i) ++request;
+                   const Request& r = *in_batch_[request];
+                   write_token_kv(r, r.length + i - begins[request],
+                                  batch_.write_loc[static_cast<std::size_t>(i)], draft);
+                 }
+               });
   // Padding rows write somewhere: into the null slot, where the pool allows it.
   if (options_.null_slot == canary::NullSlot::scratch && batch_.rows.size() > in_batch_.size()) {
-    for (const EnginePool& p : pools_) model_write(p.kv, 0, mix(step_), mix(~step_));
+    for (const EnginePool& p : pools_) {
+      if ((p.kind == canary::PoolKind::draft) == draft)
+        model_write(p.kv, 0, mix(step_), mix(~step_));
+    }
   }
+}
+
+void Engine::write_token_kv(const Request& r, std::int64_t position, std::int64_t slot,
+                            bool draft) {
+  if (slot < 0 || slot >= pools_[0].kv.num_slots()) return;
+  const std::uint64_t junk = mix(step_, static_cast<std::uint64_t>(slot));
+  if (draft) {
+    model_write(pools_[static_cast<std::size_t>(draft_pool_)].kv, slot,
+                r.text.prefix_state(position + 1), junk);
+    return;
+  }
+  const std::uint64_t state = r.text.prefix_state(position);
+  model_write(pools_[0].kv, slot, state, junk);
+  if (swa_pool_ < 0) return;
+  const std::int64_t swa = full_to_swa_[static_cast<std::size_t>(slot)];
+  if (swa > 0) model_write(pools_[static_cast<std::size_t>(swa_pool_)].kv, swa, state, junk);
 }
 
 void Engine::read_violations() {

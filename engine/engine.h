@@ -64,6 +64,8 @@ struct ForwardBatch {
   std::vector<std::int64_t> rows, prefix_lens, extend_lens, valid_lens;
   std::vector<canary::Owner> owners;
   std::vector<std::int64_t> input_ids, positions, out_cache_loc;
+  /// What the draft model reads at the same places: each token's successor. Empty without a draft.
+  std::vector<std::int64_t> draft_ids;
   /// Where the forward really writes each token, in the full pool: out_cache_loc, unless a fault
   /// says otherwise. Negative: nowhere.
   std::vector<std::int64_t> write_loc;
@@ -189,9 +191,10 @@ class Engine {
   void watched(F&& f);
   void land_due();
   void forward();
-  void write_kv();
+  void write_kv(bool draft);
+  void write_token_kv(const Request& r, std::int64_t position, std::int64_t slot, bool draft);
   void read_violations();
-  canary::Batch device_batch() const;
+  canary::Batch device_batch(bool draft) const;
   void set_sweep_source(int pool);
 
   // schedule.cpp
@@ -255,6 +258,7 @@ class Engine {
   Counters counters_;
   std::uint64_t step_ = 0;
   double canary_seconds_ = 0;
+  std::vector<int> target_pools_, draft_pools_;  // the pools of each model
   std::vector<std::int64_t> slots_scratch_;
   std::vector<std::int32_t> cells_scratch_;
 };

@@ -25,7 +25,7 @@ void PoolMap::look(std::uint64_t step, const PageAllocator& pages) {
   }
   columns_.push_back(std::move(column));
   if (columns_.size() == kMaxColumns) {  // full: keep every second one, and look half as often
-    for (std::size_t i = 0; i < kMaxColumns / 2; ++i) columns_[i] = std::move(columns_[2 * i]);
+    for (std::size_t i = 1; i < kMaxColumns / 2; ++i) columns_[i] = std::move(columns_[2 * i]);
     columns_.resize(kMaxColumns / 2);
     stride_ *= 2;
   }

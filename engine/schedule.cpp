@@ -180,6 +180,7 @@ void Engine::add_to_batch(Request& r, std::int64_t tokens) {
   batch_.owners.push_back(r.owner);
   for (std::int64_t p = r.length; p < end; ++p) {
     batch_.input_ids.push_back(truth[p]);
+    if (draft_pool_ >= 0) batch_.draft_ids.push_back(r.text.token(p + 1));
     batch_.positions.push_back(p);
     batch_.out_cache_loc.push_back(
         r.pages[static_cast<std::size_t>(p / options_.page)] * options_.page + p % options_.page);

@@ -90,7 +90,9 @@ void expect_no_page_lost(Engine& engine) {
   ASSERT_EQ(cached, engine.cache().cached_pages());
   // Pages of loads in flight are the only ones that nobody in running() shows.
   ASSERT_GE(request, held);
-  if (engine.host() == nullptr) ASSERT_EQ(request, held);
+  if (engine.host() == nullptr) {
+    ASSERT_EQ(request, held);
+  }
   ASSERT_EQ(engine.allocator().double_frees(), 0);
 }
 
@@ -166,8 +168,12 @@ TEST_P(EngineProperties, IsTrueAndQuietUnderPreemptionAbortsAndEviction) {
   EXPECT_GT(n.evicted_tokens, 0);
   EXPECT_GT(n.prefix_hit_tokens, 0);
   EXPECT_GT(n.preemptions, 0);
-  if (c.host_tokens > 0) EXPECT_GT(n.host_hit_tokens, 0);
-  if (c.window == 0) EXPECT_GT(n.deduplicated_tokens, 0);
+  if (c.host_tokens > 0) {
+    EXPECT_GT(n.host_hit_tokens, 0);
+  }
+  if (c.window == 0) {
+    EXPECT_GT(n.deduplicated_tokens, 0);
+  }
   EXPECT_GT(engine.canary_stats().records_verified, 0u);
   EXPECT_EQ(engine.table().free_rows(), 12);
   EXPECT_EQ(engine.allocator().free_pages() + engine.cache().cached_pages(),
