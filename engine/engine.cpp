@@ -114,19 +114,15 @@ Engine::Engine(const EngineOptions& options)
 
 Engine::~Engine() = default;
 
-// SGLang's sweep walks the prefix tree.
+// SGLang's sweep walks the prefix tree. Slots are those of the full pool; the monitor translates.
 void Engine::set_sweep_source(int pool) {
-  monitor_->set_sweep_source(pool, [this, pool](std::vector<canary::SweepEntry>& out) {
-    const auto slot_in_pool = [&](std::int64_t slot) {
-      return pool == swa_pool_ ? full_to_swa_[static_cast<std::size_t>(slot)] : slot;
-    };
+  monitor_->set_sweep_source(pool, [this](std::vector<canary::SweepEntry>& out) {
     cache_.for_each_on_device([&](RadixCache::Node n, std::int64_t page) {
       std::int64_t prev = -1;
       if (cache_.parent(n) != RadixCache::kRoot)
-        prev = slot_in_pool(cache_.page(cache_.parent(n)) * options_.page + options_.page - 1);
+        prev = cache_.page(cache_.parent(n)) * options_.page + options_.page - 1;
       for (std::int64_t t = 0; t < options_.page; ++t) {
-        const std::int64_t slot = slot_in_pool(page * options_.page + t);
-        if (slot == 0 && pool == swa_pool_) return;
+        const std::int64_t slot = page * options_.page + t;
         out.push_back({slot, cache_.position(n) + t, prev});
         prev = slot;
       }
