@@ -18,10 +18,10 @@ using engine::PoolMap;
 
 constexpr std::string_view kStyle = R"css(
 :root { color-scheme: light dark; --ink:#1d2429; --soft:#5d6b75; --paper:#fbfbf8; --card:#fff;
-  --line:#dfe3e0; --cached:#2f8f83; --request:#e0a100; --detected:#1a7f37; --missed:#d1242f;
+  --line:#dfe3e0; --idle:#a9cfc8; --read:#2f7f93; --request:#e0a100; --detected:#1a7f37; --missed:#d1242f;
   --masked:#8a8f98; --bar:#3c78b4; }
 @media (prefers-color-scheme: dark) { :root { --ink:#e8ebe9; --soft:#9aa7ae; --paper:#14181b;
-  --card:#1c2226; --line:#323b41; --cached:#3fb8a8; --request:#f2bd2c; --detected:#57d17a;
+  --card:#1c2226; --line:#323b41; --idle:#33524e; --read:#3fa3b8; --request:#f2bd2c; --detected:#57d17a;
   --missed:#ff6b6b; --masked:#9aa0a8; --bar:#6aa9e6; } }
 body { margin:0 auto; max-width:1080px; padding:32px 24px 64px; background:var(--paper);
   color:var(--ink); font:15px/1.5 system-ui,sans-serif; }
@@ -34,7 +34,7 @@ p { margin:4px 0 12px; color:var(--soft); max-width:78ch; }
 .good b { color:var(--detected); } .bad b { color:var(--missed); }
 .figure { padding:14px; overflow-x:auto; }
 svg { display:block; width:100%; height:auto; } svg text { fill:var(--soft); font:12px system-ui,sans-serif; }
-.cached { fill:var(--cached); } .request { fill:var(--request); } .bar { fill:var(--bar); }
+.idle { fill:var(--idle); } .read { fill:var(--read); } .request { fill:var(--request); } .bar { fill:var(--bar); }
 .frame { fill:none; stroke:var(--line); } .detected { --c:var(--detected); }
 .missed { --c:var(--missed); } .masked, .not_visible, .pending { --c:var(--masked); }
 .dot { fill:var(--c); stroke:var(--card); stroke-width:1.5; } .hop { stroke:var(--c); stroke-width:2; }
@@ -110,7 +110,8 @@ std::string cards(const ReplayRun& run) {
 }
 
 // A layer of the map: cells of one share level as one path.
-std::string map_layer(const std::vector<PoolMap::Column>& columns, bool cached, double width,
+std::string map_layer(const std::vector<PoolMap::Column>& columns,
+                      std::uint8_t PoolMap::Cell::* share_of, std::string_view name, double width,
                       double height) {
   constexpr int kLevels = 5;
   std::string out;
@@ -122,8 +123,7 @@ std::string map_layer(const std::vector<PoolMap::Column>& columns, bool cached, 
         bool here = false;
         if (b < PoolMap::kBands) {
           const PoolMap::Cell cell = columns[x].bands[static_cast<std::size_t>(b)];
-          const int share = cached ? cell.cached : cell.request;
-          here = share > 0 && 1 + (share - 1) * kLevels / 255 == level;
+          here = (cell.*share_of * kLevels + 127) / 255 == level;
         }
         if (here) {
           ++run;
@@ -136,8 +136,8 @@ std::string map_layer(const std::vector<PoolMap::Column>& columns, bool cached, 
       }
     }
     if (!path.empty())
-      out += fmt::format("<path class=\"{}\" fill-opacity=\"{:.2f}\" d=\"{}\"/>\n",
-                         cached ? "cached" : "request", 0.9 * level / kLevels, path);
+      out += fmt::format("<path class=\"{}\" fill-opacity=\"{:.2f}\" d=\"{}\"/>\n", name,
+                         0.9 * level / kLevels, path);
   }
   return out;
 }
@@ -157,9 +157,11 @@ std::string pool_map(const ReplayRun& run) {
       "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"Pool over time\">\n"
       "<g transform=\"translate({:.0f} 12)\">\n<clipPath id=\"box\"><rect width=\"{}\" "
       "height=\"{}\"/></clipPath>\n"
-      "<g clip-path=\"url(#box)\">\n",
+      "<g clip-path=\"url(#box)\" shape-rendering=\"crispEdges\">\n",
       kLeft + kWidth + 20, kHeight + 52, kLeft, kWidth, kHeight);
-  out += map_layer(columns, true, width, height) + map_layer(columns, false, width, height);
+  out += map_layer(columns, &PoolMap::Cell::idle, "idle", width, height) +
+         map_layer(columns, &PoolMap::Cell::read, "read", width, height) +
+         map_layer(columns, &PoolMap::Cell::request, "request", width, height);
   out += "</g>\n";
   constexpr std::size_t kMaxFaults = 2000;
   for (std::size_t i = 0; i < r.faults.size() && i < kMaxFaults; ++i) {
@@ -296,7 +298,8 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
   out += cards(run);
   out +=
       "<h2>The pool over time</h2>\n<p><span class=\"key\" "
-      "style=\"--k:var(--cached);margin-left:0\"></span>prefix cache"
+      "style=\"--k:var(--read);margin-left:0\"></span>prefix cache, in use"
+      "<span class=\"key\" style=\"--k:var(--idle)\"></span>prefix cache, idle"
       "<span class=\"key\" style=\"--k:var(--request)\"></span>private to a request";
   if (!r.faults.empty())
     out +=

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/page_allocator.h"
+#include "engine/radix_cache.h"
 
 namespace serinus::engine {
 
@@ -15,10 +16,12 @@ class PoolMap {
   static constexpr std::size_t kMaxColumns = 192;
 
   /// Looks at the pool where the next column is due.
-  void look(std::uint64_t step, const PageAllocator& pages);
+  void look(std::uint64_t step, const PageAllocator& pages, const RadixCache& cache);
 
   struct Cell {
-    std::uint8_t request = 0, cached = 0;  ///< shares of the band's pages, of 255
+    // Shares of the band's pages, of 255: private to a request; of the prefix cache, read by
+    // somebody and not.
+    std::uint8_t request = 0, read = 0, idle = 0;
   };
   struct Column {
     std::uint64_t step = 0;

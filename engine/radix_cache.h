@@ -50,6 +50,7 @@ class RadixCache {
 
   std::int64_t page(Node n) const noexcept { return at(n).page; }
   Node parent(Node n) const noexcept { return at(n).parent; }
+  bool locked(Node n) const noexcept { return at(n).locks > 0; }
   std::int64_t page_size() const noexcept { return page_size_; }
 
   // --- the second tier

@@ -61,7 +61,7 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
   ReplayResult result;
   result.requests = progress.total_requests;
   while (engine.step()) {
-    result.pool_map.look(engine.now() - 1, engine.allocator());
+    result.pool_map.look(engine.now() - 1, engine.allocator(), engine.cache());
     if (hooks.stop != nullptr && hooks.stop->load(std::memory_order_relaxed)) {
       result.interrupted = true;
       break;
