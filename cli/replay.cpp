@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/replay_report.h"
+#include "engine/faults.h"
 
 namespace serinus::cli {
 
@@ -34,6 +35,7 @@ struct Arguments {
   std::int64_t requests = 0;
   std::uint64_t seed = 1;
   std::string admit = "batch";
+  std::string faults = "none";
   std::string report;
   bool json = false;
   bool no_canary = false;
@@ -87,6 +89,7 @@ int run(const Arguments& args) {
   run.trace = args.trace;
   run.seed = args.seed;
   run.options = engine_options(args);
+  engine::FaultSpec faults = engine::parse_fault_spec(args.faults);
 
   std::vector<engine::TraceRequest> trace;
   engine::TraceReader reader(args.trace, args.trace_options);
@@ -99,9 +102,14 @@ int run(const Arguments& args) {
   std::optional<ReportFolder> report;
   if (!args.report.empty()) report.emplace(args.report);
 
+  std::optional<engine::FaultLab> lab;
+  if (!faults.empty())
+    lab.emplace(std::move(faults), args.seed, static_cast<std::int64_t>(trace.size()));
+
   ProgressLine progress("requests");
   engine::ReplayHooks hooks;
   hooks.stop = &stop_requested;
+  if (lab) hooks.injector = &*lab;
   hooks.progress = [&](const engine::ReplayProgress& p) {
     progress.show(p.requests, p.total_requests, p.tokens, p.total_tokens, p.seconds);
   };
@@ -229,6 +237,10 @@ void add_replay(CLI::App& app, int& exit_code) {
       ->group(watch);
   cmd->add_flag("--no-canary", args->no_canary, "Replay without the canary, to see what it costs")
       ->group(watch);
+
+  cmd->add_option("--faults", args->faults, "Break it on purpose: " + engine::fault_spec_help())
+      ->default_str("none")
+      ->group("Faults");
 
   const char* output = "Output";
   cmd->add_option("--report", args->report,

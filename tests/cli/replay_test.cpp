@@ -166,6 +166,7 @@ TEST_F(Replay, OptionsThatCannotBeAreNamed) {
   expect("--layout nonsense", 2, "SRN");
   expect("--format nonsense", 2, "SRN6001");
   expect("--admit never", 2, "SRN6001");
+  expect("--faults nonsense:3", 2, "SRN5");
   expect("--budget 0", 2, "SRN6001");
   expect("--requests -1", 2, "SRN6001");
 }
