@@ -410,7 +410,7 @@ std::vector<Tensor> parse_safetensors(std::span<const std::uint8_t> bytes, std::
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") entries.push_back(parse_entry(name, value, file));
   }
-  std::ranges::stable_sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
+  std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
   const std::span<const std::uint8_t> data = bytes.subspan(8 + length);
   std::uint64_t at = 0;
   std::vector<Tensor> tensors;

@@ -48,14 +48,22 @@ Reference prefill(const SparseMlaPrefill& a) {
       if (row < 0 || row >= s_kv) continue;
       rows.push_back(a.kv.as<const std::uint8_t>() + row * a.kv.strides[0]);
     }
+    const auto width = static_cast<std::size_t>(d_qk);
+    std::vector<double> keys;  // the rows as numbers
+    for (const std::uint8_t* row : rows) {
+      for (std::size_t k = 0; k < width; ++k) keys.push_back(value[row[k]]);
+    }
+    std::vector<double> query(width);
     for (std::int64_t h = 0; h < h_q; ++h) {
       const std::uint8_t* q =
           a.q.as<const std::uint8_t>() + t * a.q.strides[0] + h * a.q.strides[1];
       std::vector<double> logits;
       double max_logit = -inf;
-      for (const std::uint8_t* row : rows) {
+      for (std::size_t k = 0; k < width; ++k) query[k] = value[q[k]];
+      for (std::size_t j = 0; j < rows.size(); ++j) {
+        const double* const key = keys.data() + j * width;
         double dot = 0;
-        for (std::int64_t k = 0; k < d_qk; ++k) dot += value[q[k]] * value[row[k]];
+        for (std::size_t k = 0; k < width; ++k) dot += query.data()[k] * key[k];
         const double logit = static_cast<double>(a.sm_scale) * q_scale * kv_scale * dot;
         logits.push_back(logit);
         max_logit = std::isnan(logit) || std::isnan(max_logit)
@@ -67,7 +75,8 @@ Reference prefill(const SparseMlaPrefill& a) {
       for (std::size_t j = 0; j < rows.size(); ++j) {
         const double weight = std::exp(logits[j] - max_logit);
         sum += weight;
-        for (std::size_t c = 0; c < 512; ++c) out[c] += weight * value[rows[j][c]];
+        const double* const key = keys.data() + j * width;
+        for (std::size_t c = 0; c < 512; ++c) out.data()[c] += weight * key[c];
       }
       const double lse = max_logit + std::log(sum);
       double factor = rows.empty() ? 0.0 : kv_scale / sum;
