@@ -130,7 +130,7 @@ std::string map_layer(const std::vector<PoolMap::Column>& columns,
         } else if (run > 0) {
           path +=
               fmt::format("M{:.1f} {:.1f}h{:.1f}v{:.1f}h-{:.1f}z", static_cast<double>(x) * width,
-                          (b - run) * height, width, run * height, width);
+                          (b - run) * height, width + 0.5, run * height, width + 0.5);
           run = 0;
         }
       }

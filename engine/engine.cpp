@@ -132,6 +132,7 @@ void Engine::set_sweep_source(int pool) {
 
 void Engine::require_fits(const EngineOptions& o, canary::Owner owner, std::int64_t input_length,
                           std::int64_t output_length) {
+  checked(o);
   const std::int64_t total = input_length + output_length;
   if (pages_of(total, o.page) > pages_of(o.pool_tokens, o.page))
     raise(errors::Page::pool_too_small, {{"request", std::to_string(owner)},
