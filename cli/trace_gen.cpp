@@ -1,15 +1,12 @@
 // `serinus trace-gen`: makes a trace with the statistics of a real one.
-#include <fmt/format.h>
-
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
+#include <string>
 
-#include "base/raise.h"
 #include "cli/commands.h"
+#include "cli/whole_file.h"
 #include "engine/trace/generate.h"
-#include "error_ids.h"
 
 namespace serinus::cli {
 
@@ -25,18 +22,11 @@ void run(const Arguments& args) {
     engine::generate_trace(args.model, std::cout);
     return;
   }
-  // Written beside its place and renamed, so that a full disk leaves no half trace behind.
-  const std::string partial = args.output + ".partial";
-  std::ofstream out(partial, std::ios::binary);
-  if (out) engine::generate_trace(args.model, out);
-  out.close();
-  std::error_code failed;
-  if (out) std::filesystem::rename(partial, args.output, failed);
-  if (!out || failed) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    raise(errors::Page::trace_not_written, {{"got", args.output}});
-  }
+  std::ostringstream text;
+  engine::generate_trace(args.model, text);
+  WholeFile file(args.output);
+  file.write(text.view());
+  file.finish();
 }
 
 }  // namespace

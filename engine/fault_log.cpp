@@ -65,6 +65,12 @@ void FaultLog::mark(int fault, int pool, std::int64_t slot, int lives) {
   places_[place(pool, slot)].push_back({fault, lives, pool >= kHostPools, kLives});
 }
 
+bool FaultLog::marked(int pool, std::int64_t slot) const {
+  const auto it = places_.find(place(pool, slot));
+  return it != places_.end() && std::any_of(it->second.begin(), it->second.end(),
+                                            [](const Mark& m) { return m.ended == kLives; });
+}
+
 void FaultLog::mark_request(int fault, canary::Owner owner) {
   requests_[owner].push_back({fault, 1, false, kLives});
 }

@@ -46,6 +46,8 @@ class FaultLog {
   /// The fault may show on `slot` of `pool` during this life of the slot and `lives - 1` more.
   /// `slot` may be any number: an index out of range shows under the number that was read.
   void mark(int fault, int pool, std::int64_t slot, int lives = 1);
+  /// Whether a fault is in force on that slot.
+  bool marked(int pool, std::int64_t slot) const;
   /// The fault may show on anything that this request reads, until it is released.
   void mark_request(int fault, canary::Owner owner);
   /// It can show no more (e.g. it was mended); what was seen already stands.

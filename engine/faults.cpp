@@ -198,6 +198,7 @@ bool FaultLab::is_written(Engine& engine, Slot s) const {
 
 // Claims a slot for a fault: one fault a slot and life, or the reports could not be told apart.
 bool FaultLab::take(Engine& engine, Slot s) {
+  if (engine.fault_log().marked(s.pool, s.slot)) return false;
   const auto ledger = engine.monitor()->ledger(s.pool);
   const std::uint64_t life = s.slot >= 0 && s.slot < static_cast<std::int64_t>(ledger.size())
                                  ? ledger[static_cast<std::size_t>(s.slot)].generation
@@ -206,6 +207,14 @@ bool FaultLab::take(Engine& engine, Slot s) {
       .insert(
           mix(mix(static_cast<std::uint64_t>(s.pool), life), static_cast<std::uint64_t>(s.slot)))
       .second;
+}
+
+// The same for a slot of the full pool in every pool that has it.
+bool FaultLab::take_everywhere(Engine& engine, std::int64_t slot) {
+  for (const Slot& s : everywhere(engine, slot)) {
+    if (!take(engine, s)) return false;
+  }
+  return true;
 }
 
 // A written slot of a running request, or of anybody.
@@ -375,11 +384,13 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
       const std::int64_t cells = batch.prefix_lens[*i] - 1;
       const std::int64_t a = below(cells), b = (a + 1 + below(cells - 1)) % cells;
       std::int32_t* const row = row_of(*i);
-      std::swap(row[a], row[b]);
-      const int fault =
-          placed(engine, FaultClass::swapped_slots,
-                 fmt::format("cells {} and {} of request {}", a, b, batch.owners[*i]));
-      bind_to_request(engine, fault, batch.owners[*i]);
+      if (take_everywhere(engine, row[a]) && take_everywhere(engine, row[b])) {
+        std::swap(row[a], row[b]);
+        const int fault =
+            placed(engine, FaultClass::swapped_slots,
+                   fmt::format("cells {} and {} of request {}", a, b, batch.owners[*i]));
+        bind_to_request(engine, fault, batch.owners[*i]);
+      }
     }
   }
   if (due(FaultClass::remap)) {
@@ -391,7 +402,7 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
       if (random_.below(4) == 0)
         to = random_.below(2) == 0 ? -1 - below(slots) : slots + below(slots);
       to = std::clamp<std::int64_t>(to, INT32_MIN, INT32_MAX);
-      if (to != at) {
+      if (to != at && take_everywhere(engine, to)) {
         at = static_cast<std::int32_t>(to);
         const int fault =
             placed(engine, FaultClass::remap,
@@ -406,6 +417,11 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
     if (const auto i = pick_request(batch, page + 1)) {
       const std::int64_t first = below((batch.prefix_lens[*i] - 1) / page) * page;
       const std::int64_t stale = freed_pages_[random_.below(freed_pages_.size())];
+      bool fresh = true;
+      for (std::int64_t t = 0; t < page; ++t) {
+        fresh = take_everywhere(engine, stale * page + t) && fresh;
+      }
+      if (!fresh) return;
       for (std::int64_t t = 0; t < page; ++t) {
         row_of(*i)[first + t] = static_cast<std::int32_t>(stale * page + t);
       }
@@ -435,17 +451,23 @@ void FaultLab::before_head(Engine& engine, ForwardBatch& batch) {
 }
 
 void FaultLab::damage_batch(Engine& engine, ForwardBatch& batch) {
-  for (const FaultClass kind : {FaultClass::wrong_position, FaultClass::wrong_token}) {
+  for (const FaultClass kind :
+       {FaultClass::wrong_position, FaultClass::wrong_token, FaultClass::draft_offset}) {
     if (!due(kind)) continue;
     std::size_t request = 0;
     const std::int64_t k = pick_token(batch, request);
     if (k < 0) return;
     const auto at = static_cast<std::size_t>(k);
     const std::int64_t slot = batch.out_cache_loc[at];
-    if (!take(engine, {0, slot})) continue;
+    const bool draft = kind == FaultClass::draft_offset;
+    // The draft reads the token of the slot itself, not the one after it.
+    if (draft && batch.draft_ids[at] == batch.input_ids[at]) continue;
+    if (!take_everywhere(engine, slot)) continue;
     std::string note =
         fmt::format("position {} of request {}", batch.positions[at], batch.owners[request]);
-    if (kind == FaultClass::wrong_position) {
+    if (draft) {
+      batch.draft_ids[at] = batch.input_ids[at];
+    } else if (kind == FaultClass::wrong_position) {
       batch.positions[at] += 1 + static_cast<std::int64_t>(random_.below(64));
     } else {
       batch.input_ids[at] =
@@ -453,8 +475,13 @@ void FaultLab::damage_batch(Engine& engine, ForwardBatch& batch) {
           kVocabulary;
     }
     const int fault = placed(engine, kind, std::move(note));
-    mark(engine, fault, slot);
-    placed_.push_back({.fault = fault, .at = {0, slot}, .needs_reader = true});
+    if (draft) {
+      engine.fault_log().mark(fault, engine.draft_pool(), slot);
+    } else {
+      mark(engine, fault, slot);
+    }
+    placed_.push_back(
+        {.fault = fault, .at = {draft ? engine.draft_pool() : 0, slot}, .needs_reader = true});
     watched_.insert(slot);
   }
 }
@@ -474,45 +501,14 @@ void FaultLab::wrap_address(Engine& engine, ForwardBatch& batch) {
   std::uint64_t top = 1;
   while (top * 2 <= address) top *= 2;
   const auto wrapped = static_cast<std::int64_t>(address - top) / stride * page + slot % page;
-  if (wrapped < page || !take(engine, {0, slot}) || !take(engine, {0, wrapped})) return;
+  if (wrapped < page || !take_everywhere(engine, slot) || !take_everywhere(engine, wrapped)) {
+    return;
+  }
   batch.out_cache_loc[at] = batch.write_loc[at] = wrapped;
   const int fault = placed(engine, FaultClass::addr_wrap32,
                            fmt::format("the write of slot {} lands in {}", slot, wrapped));
   mark(engine, fault, slot);
   mark(engine, fault, wrapped);
-}
-
-// The draft forward stamped the token of the slot itself, not the one after it.
-void FaultLab::after_tail(Engine& engine, const ForwardBatch& batch) {
-  if (engine.monitor() == nullptr || !due(FaultClass::draft_offset)) return;
-  std::size_t request = 0;
-  const std::int64_t k = pick_token(batch, request);
-  if (k < 0) return;
-  const auto at = static_cast<std::size_t>(k);
-  const std::int64_t slot = batch.out_cache_loc[at];
-  const int pool = engine.draft_pool();
-  if (!is_written(engine, {pool, slot}) || !take(engine, {pool, slot})) return;
-  const std::int64_t row = batch.rows[request], position = batch.positions[at];
-  const std::int32_t* const tokens = engine.table().tokens(row);
-  if (position < 1 || tokens[position] == tokens[position + 1]) return;
-  const std::int64_t prefix = position, one = 1, token = tokens[position];
-  const Owner owner = batch.owners[request];
-  canary::Batch draft;
-  draft.pools = {&pool, 1};
-  draft.rows = {&row, 1};
-  draft.prefix_lens = {&prefix, 1};
-  draft.extend_lens = {&one, 1};
-  draft.owners = {&owner, 1};
-  draft.req_to_token = engine.table().slots_view();
-  draft.input_ids = {&token, 1};
-  draft.positions = {&position, 1};
-  draft.out_cache_loc = {&slot, 1};
-  engine.monitor()->stamp_now(draft);
-  const int fault = placed(engine, FaultClass::draft_offset,
-                           fmt::format("position {} of request {}", position, owner));
-  engine.fault_log().mark(fault, pool, slot);
-  placed_.push_back({.fault = fault, .at = {pool, slot}, .needs_reader = true});
-  watched_.insert(slot);
 }
 
 // ---------------------------------------------------------------- the life of a page
@@ -531,11 +527,20 @@ void FaultLab::before_free(Engine& engine, std::span<const std::int64_t> pages) 
   if (kv.has_bytes()) kv.read_token(slot, bytes);
   --due_[index_of(FaultClass::write_after_free)];  // issued; counted again when it lands
   engine.later(1 + random_.below(4),
-               [this, &engine, s, record, bytes] { land_late_write(engine, s, record, bytes); });
+               [this, &engine, s, record, bytes] { land_late_write(engine, s, record, bytes, 0); });
 }
 
 void FaultLab::land_late_write(Engine& engine, Slot s, const Record& record,
-                               const std::vector<std::uint8_t>& bytes) {
+                               const std::vector<std::uint8_t>& bytes, int waited) {
+  // A slot that its next owner is about to write would be written over: the write comes later
+  // still.
+  constexpr int kLatest = 64;  // steps
+  if (waited < kLatest && engine.monitor()->state(0, s.slot) == SlotState::empty) {
+    engine.later(1, [this, &engine, s, record, bytes, waited] {
+      land_late_write(engine, s, record, bytes, waited + 1);
+    });
+    return;
+  }
   ++due_[index_of(FaultClass::write_after_free)];
   if (!take(engine, s)) return;
   if (!bytes.empty()) engine.pools()[0].kv.write_token(s.slot, bytes);
@@ -600,8 +605,8 @@ void FaultLab::before_transfer(Engine& engine, const Transfer& transfer) {
   const bool to_host = transfer.kind == Transfer::Kind::store;
   for (const FaultClass kind :
        {FaultClass::torn_transfer, FaultClass::truncated_transfer, FaultClass::side_buffer}) {
-    // Few stores: a copy that is never loaded back shows nothing.
-    if (!due(kind) || (to_host && random_.below(16) != 0)) continue;
+    // Few stores: most copies are never loaded back, and then show nothing.
+    if (!due(kind) || (to_host && random_.below(256) != 0)) continue;
     Torn torn{.kind = kind, .to_host = to_host};
     torn.pool = static_cast<int>(random_.below(engine.pools().size()));
     const std::size_t i = random_.below(transfer.pages.size());
@@ -693,7 +698,8 @@ void FaultLab::drained(Engine& engine) {
   FaultLog& log = engine.fault_log();
   for (const Placed& p : placed_) {
     if (log.faults()[static_cast<std::size_t>(p.fault)].state != FaultState::pending) continue;
-    if (p.at.pool >= FaultLog::kHostPools) continue;  // the log knows whether it was loaded
+    // Where the life of the slot has ended, or the copy is on the host, the log knows enough.
+    if (p.at.pool >= FaultLog::kHostPools || !log.marked(p.at.pool, p.at.slot)) continue;
     const EnginePool& pool = engine.pools()[static_cast<std::size_t>(p.at.pool)];
     if (p.record &&
         engine.monitor()->records(p.at.pool)[static_cast<std::size_t>(p.at.slot)] != *p.record) {

@@ -75,7 +75,6 @@ class FaultLab : public FaultInjector {
   void after_transfer(Engine& engine, const Transfer& transfer) override;
   void before_head(Engine& engine, ForwardBatch& batch) override;
   void after_write(Engine& engine, ForwardBatch& batch) override;
-  void after_tail(Engine& engine, const ForwardBatch& batch) override;
   void drained(Engine& engine) override;
 
  private:
@@ -114,6 +113,7 @@ class FaultLab : public FaultInjector {
   std::optional<Slot> pick_written(Engine& engine);
   bool is_written(Engine& engine, Slot s) const;
   bool take(Engine& engine, Slot s);
+  bool take_everywhere(Engine& engine, std::int64_t slot);
   std::optional<std::size_t> pick_request(const ForwardBatch& batch, std::int64_t prefix);
   std::int64_t pick_token(const ForwardBatch& batch, std::size_t& request);
   std::vector<Slot> everywhere(Engine& engine, std::int64_t slot) const;
@@ -128,7 +128,7 @@ class FaultLab : public FaultInjector {
   void damage_batch(Engine& engine, ForwardBatch& batch);
   void wrap_address(Engine& engine, ForwardBatch& batch);
   void land_late_write(Engine& engine, Slot s, const canary::Record& record,
-                       const std::vector<std::uint8_t>& bytes);
+                       const std::vector<std::uint8_t>& bytes, int waited);
 
   FaultSpec spec_;
   Random random_;

@@ -68,7 +68,7 @@ TEST(TraceGenCommand, WritesAWholeTraceOrNone) {
   std::filesystem::remove(file);
   const CommandResult nowhere = run_command("trace-gen -o /no/such/folder/trace.jsonl");
   EXPECT_EQ(nowhere.exit_code, 3);
-  EXPECT_NE(nowhere.err.find("SRN4105"), std::string::npos) << nowhere.err;
+  EXPECT_NE(nowhere.err.find("SRN4301"), std::string::npos) << nowhere.err;
   EXPECT_EQ(run_command("trace-gen >/dev/full").exit_code, 3);
   EXPECT_EQ(run_command("trace-gen --requests 0").exit_code, 2);
 }

@@ -113,7 +113,9 @@ TEST(FaultLab, VerifyAllCatchesThemToo) {
   const Replayed r = replayed("swapped_slots:10,remap:10,stale_page:10,wrong_token:10", o);
   EXPECT_EQ(r.result.counters.false_alarms, 0) << testing::PrintToString(r.unexplained);
   EXPECT_EQ(r.result.count(FaultState::missed), 0) << describe(r.result.faults);
-  EXPECT_GE(r.result.count(FaultState::detected), 36) << describe(r.result.faults);
+  // Every step walks every cell: what was placed was seen.
+  EXPECT_EQ(r.result.count(FaultState::masked), 0) << describe(r.result.faults);
+  EXPECT_GE(r.result.count(FaultState::detected), 30) << describe(r.result.faults);
 }
 
 TEST(FaultLab, SameSeedSameFaultsOnAnyNumberOfThreads) {
