@@ -505,7 +505,9 @@ void SerinusBackend::verify_due(const Batch& batch) {
         const Pool& p = at(pool);
         const bool windowed = p.spec.kind == PoolKind::swa && p.spec.window > 0;
         const std::int64_t begin =
-            windowed ? std::max(due.begin, batch.prefix_lens[i] - p.spec.window + 1) : due.begin;
+            windowed ? std::max(due.begin,
+                                std::max<std::int64_t>(batch.prefix_lens[i], 0) - p.spec.window + 1)
+                     : due.begin;
         verify_cells(pool, Moment::head, batch.owners[i], due.row, begin, due.end, table, expected,
                      batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i]);
       }
