@@ -12,13 +12,22 @@
 
 namespace serinus::gpu::ptx {
 
-/// Descriptor of an operand that starts at a shared address (a multiple of 16, its tile of 512).
-__device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address) {
-  constexpr std::uint64_t kSwizzle64 = 2ull << 62;
-  constexpr std::uint64_t kEightRows = (512ull >> 4) << 32;  // stride between groups of 8 rows
-  constexpr std::uint64_t kUnused = 1ull << 16;  // leading offset, ignored when swizzled
-  return kSwizzle64 | kEightRows | kUnused | ((address & 0x3FFFF) >> 4);
-}
+/// Descriptor of an operand that starts at a shared address (a multiple of 16, its tile of 512):
+/// the low word. It counts in 16 bytes, and adding to it moves the operand. The high word is the
+/// same for all, which the products below say in PTX, so that it never occupies a register.
+struct MatrixDescriptor {
+  std::uint32_t low;
+  __device__ __forceinline__ explicit MatrixDescriptor(std::uint32_t address)
+      : low(((address & 0x3FFFF) >> 4) | 1u << 16) {
+  }  // bit 16: leading offset, unused when swizzled
+  __device__ __forceinline__ MatrixDescriptor plus(std::uint32_t bytes) const {
+    MatrixDescriptor d = *this;
+    d.low += bytes / 16;
+    return d;
+  }
+};
+// 64-byte swizzle; 512 bytes from 8 rows to the next 8.
+#define SERINUS_DESCRIPTOR_HIGH "0x80000020"
 
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -58,38 +67,48 @@ __device__ __forceinline__ void pin(float (&d)[kN]) {
 // clang-format on
 
 /// d = a b, or d += a b where `add`; a [64][32], b [64][32] in shared memory.
-__device__ __forceinline__ void wgmma_m64n64k32(float (&d)[32], std::uint64_t a, std::uint64_t b,
-                                                bool add) {
+__device__ __forceinline__ void wgmma_m64n64k32(float (&d)[32], MatrixDescriptor a,
+                                                MatrixDescriptor b, bool add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " SERINUS_REGS32
-      ", %32, %33, add, 1, 1;\n}"
+      "{\n.reg .pred add;\n.reg .b64 a, b;\nsetp.ne.b32 add, %34, 0;\n"
+      "mov.b64 a, {%32, " SERINUS_DESCRIPTOR_HIGH
+      "};\n"
+      "mov.b64 b, {%33, " SERINUS_DESCRIPTOR_HIGH
+      "};\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " SERINUS_REGS32 ", a, b, add, 1, 1;\n}"
       : SERINUS_ACC32(d, 0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a.low), "r"(b.low), "r"(static_cast<int>(add)));
 }
 
 /// The same with b [128][32].
-__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], std::uint64_t a, std::uint64_t b,
-                                                 bool add) {
+__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], MatrixDescriptor a,
+                                                 MatrixDescriptor b, bool add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "{\n.reg .pred add;\n.reg .b64 a, b;\nsetp.ne.b32 add, %66, 0;\n"
+      "mov.b64 a, {%64, " SERINUS_DESCRIPTOR_HIGH
+      "};\n"
+      "mov.b64 b, {%65, " SERINUS_DESCRIPTOR_HIGH
+      "};\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " SERINUS_REGS64
-      ", %64, %65, add, 1, 1;\n}"
+      ", a, b, add, 1, 1;\n}"
       : SERINUS_ACC64(d)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a.low), "r"(b.low), "r"(static_cast<int>(add)));
 }
 
 /// The same with a in registers, which must stay as they are until the product is done.
 __device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], const std::uint32_t* a,
-                                                 std::uint64_t b, bool add) {
+                                                 MatrixDescriptor b, bool add) {
   asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+      "{\n.reg .pred add;\n.reg .b64 b;\nsetp.ne.b32 add, %69, 0;\n"
+      "mov.b64 b, {%68, " SERINUS_DESCRIPTOR_HIGH
+      "};\n"
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " SERINUS_REGS64
-      ", {%64, %65, %66, %67}, %68, add, 1, 1;\n}"
+      ", {%64, %65, %66, %67}, b, add, 1, 1;\n}"
       : SERINUS_ACC64(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(static_cast<int>(add)));
 }
 
+#undef SERINUS_DESCRIPTOR_HIGH
 #undef SERINUS_ACC4
 #undef SERINUS_ACC32
 #undef SERINUS_ACC64

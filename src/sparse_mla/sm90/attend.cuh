@@ -40,6 +40,7 @@ struct Attend {
 
   std::uint32_t pair = 0;  // the one whose scores are due
   Ring<C::kOwnStages> own;
+  float factor[2];         // due to the sums: see settle()
   std::uint32_t turn = 0;  // work items begun
 
   __device__ __forceinline__ Attend(const KernelParams& params, Places<C> places,
@@ -48,7 +49,7 @@ struct Attend {
         at(places),
         warpgroup(wg),
         warp(__shfl_sync(~0u, thread / 32, 0)),
-        lane(thread % 32),
+        lane(opaque_lane()),
         half(C::kDuo ? rank : wg),
         group(C::kDuo ? wg : 0),
         peer(rank ^ 1) {
@@ -57,6 +58,12 @@ struct Attend {
     signed_scale = copysignf(fmaxf(fabsf(s), 1e-37f), s);
   }
 
+  /// As an instruction that the compiler does not repeat wherever it wants the value again.
+  static __device__ __forceinline__ std::uint32_t opaque_lane() {
+    std::uint32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
   /// Scores change their sign first, if the scale is negative.
   __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
   __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
@@ -95,47 +102,41 @@ struct Attend {
     // Opaque, lest the compiler keep one descriptor a product in registers across the loop.
     std::uint32_t q = at.q(group);
     asm volatile("" : "+r"(q));
-    const std::uint64_t q_own = ptx::matrix_descriptor(q + half * (kTilesInHalf * kTile));
-    const std::uint64_t q_rest = ptx::matrix_descriptor(q + (1 - half) * (kTilesInHalf * kTile));
+    const ptx::MatrixDescriptor q_own(q + half * (kTilesInHalf * kTile));
+    const ptx::MatrixDescriptor q_rest(q + (1 - half) * (kTilesInHalf * kTile));
     ptx::wgmma_fence();
-    multiply_scores<kTilesInHalf>(q_own, ptx::matrix_descriptor(k_own), false);
-    multiply_scores<kTilesInHalf>(q_rest, ptx::matrix_descriptor(k_rest), true);
+    multiply_scores<kTilesInHalf>(q_own, ptx::MatrixDescriptor(k_own), false);
+    multiply_scores<kTilesInHalf>(q_rest, ptx::MatrixDescriptor(k_rest), true);
     if constexpr (C::kChunks > C::kRope) {
-      multiply_scores<1>(ptx::matrix_descriptor(q + C::kRope * kTile),
-                         ptx::matrix_descriptor(k_rope), true);
+      multiply_scores<1>(ptx::MatrixDescriptor(q + C::kRope * kTile), ptx::MatrixDescriptor(k_rope),
+                         true);
     }
     ptx::wgmma_commit();
   }
   template <int kTiles>
-  __device__ __forceinline__ void multiply_scores(std::uint64_t q, std::uint64_t kk, bool add) {
+  __device__ __forceinline__ void multiply_scores(ptx::MatrixDescriptor q, ptx::MatrixDescriptor kk,
+                                                  bool add) {
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {  // 32 bytes of k each: a descriptor counts in 16
-      const int offset = (i / 2 * kTile + i % 2 * 32) / 16;
-      ptx::wgmma_m64n64k32(scores, q + offset, kk + offset, add || i > 0);
+    for (int i = 0; i < 2 * kTiles; ++i) {  // 32 bytes of k each
+      const int offset = i / 2 * kTile + i % 2 * 32;
+      ptx::wgmma_m64n64k32(scores, q.plus(offset), kk.plus(offset), add || i > 0);
     }
   }
 
+  /// Which tokens of the block count; read ahead, since it takes its time.
+  __device__ __forceinline__ uint2 load_mask() const {
+    return ptx::load_shared_u32x2(at.mask(k_slot()));
+  }
+
   /// After the scores' product is done: frees what it read, masks, and takes the block's maxima.
-  __device__ __forceinline__ void finish_scores(bool last) {
+  __device__ __forceinline__ void finish_scores(uint2 mask, bool last) {
     ptx::pin(scores);
-    const uint2 mask = ptx::load_shared_u32x2(at.mask(k_slot()));
     __syncwarp();
     if (ptx::elect_one()) {
       ptx::mbarrier_arrive(at.barrier(kKDone, k_slot()));
       if (last) ptx::mbarrier_arrive(at.barrier(kQFree, group));
     }
-    if (signed_scale < 0) {
-#pragma unroll
-      for (float& s : scores) s = -s;
-    }
-    if ((mask.x & mask.y) != ~0u) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
-        if ((bits & 1) == 0) scores[4 * j] = scores[4 * j + 2] = -INFINITY;
-        if ((bits & 2) == 0) scores[4 * j + 1] = scores[4 * j + 3] = -INFINITY;
-      }
-    }
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) bend_scores(mask);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float m = fmaxf(scores[2 * r], scores[2 * r + 1]);
@@ -144,6 +145,19 @@ struct Attend {
         m = fmaxf(m, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
       block_max[r] = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+    }
+  }
+
+  /// What few blocks need: a negative scale turns the scores' sign, tokens that do not count get
+  /// -inf.
+  __device__ __forceinline__ void bend_scores(uint2 mask) {
+    const float sign = copysignf(1.f, signed_scale);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        scores[4 * j + e] = (bits >> (e & 1) & 1) != 0 ? scores[4 * j + e] * sign : -INFINITY;
     }
   }
 
@@ -174,6 +188,11 @@ struct Attend {
     }
   }
 
+  /// P of the pair before has come from the partner.
+  __device__ __forceinline__ void wait_for_weights(std::uint32_t before) const {
+    ptx::mbarrier_wait(at.barrier(kPFull, warpgroup * 2 + (before & 1)), parity(before));
+  }
+
   __device__ __forceinline__ void send_max(bool last) const {
     const std::uint32_t slot = pair & 1;
     if constexpr (C::kDuo) {
@@ -193,7 +212,7 @@ struct Attend {
     tell(bar);
   }
 
-  /// The common maximum with this pair in it. What was summed before is scaled to it.
+  /// The common maximum with this pair in it; how much less what was summed before counts by it.
   __device__ __forceinline__ void receive_max(bool first) {
     const std::uint32_t slot = pair & 1;
     ptx::mbarrier_wait(at.barrier(kMaxFull, warpgroup * 2 + slot), parity(pair));
@@ -210,8 +229,6 @@ struct Attend {
       }
       return;
     }
-    if (!__any_sync(~0u, next[0] > max[0] || next[1] > max[1])) return;
-    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       next[r] = fmaxf(next[r], max[r]);
@@ -219,11 +236,6 @@ struct Attend {
       max[r] = next[r];
       sum[r] *= factor[r];
       rounded_sum[r] *= factor[r];
-    }
-#pragma unroll
-    for (auto& part : sums) {
-#pragma unroll
-      for (int j = 0; j < 64; ++j) part[j] *= factor[j / 2 % 2];
     }
   }
 
@@ -309,37 +321,36 @@ struct Attend {
       v_other = at.block(slot, half ^ 1) + half * (kTilesInHalf * kTile);
     }
     ptx::wgmma_fence();
-    const std::uint64_t own_v = ptx::matrix_descriptor(v_own);
+    const ptx::MatrixDescriptor own_v(v_own);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // 32 tokens
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        ptx::wgmma_m64n128k32(sums[n], weights + 4 * i, own_v + value_offset(i, n),
+        ptx::wgmma_m64n128k32(sums[n], weights + 4 * i, own_v.plus(value_offset(i, n)),
                               i > 0 || !first);
     }
     ptx::wgmma_commit();
 
-    ptx::mbarrier_wait(at.barrier(kPFull, warpgroup * 2 + slot), parity(before));
     if constexpr (C::kDuo) {
       ptx::mbarrier_wait(at.barrier(kOtherFull, slot), parity(before));
     } else {
       ptx::mbarrier_wait(at.barrier(kVFull, slot * 2 + (half ^ 1)), parity(before));
     }
     ptx::wgmma_fence();
-    const std::uint64_t p = ptx::matrix_descriptor(at.p(warpgroup, slot));
-    const std::uint64_t other_v = ptx::matrix_descriptor(v_other);
+    const ptx::MatrixDescriptor p(at.p(warpgroup, slot));
+    const ptx::MatrixDescriptor other_v(v_other);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        ptx::wgmma_m64n128k32(sums[n], p + 2 * i, other_v + value_offset(i, n), true);
+        ptx::wgmma_m64n128k32(sums[n], p.plus(32 * i), other_v.plus(value_offset(i, n)), true);
     }
     ptx::wgmma_commit();
   }
 
-  /// Of 32 tokens and 128 columns of V^T, in the descriptor's units of 16 bytes.
-  static __device__ __forceinline__ std::uint64_t value_offset(int tokens, int columns) {
-    return (tokens * 32 + columns * (2 * kTile)) / 16;
+  /// Of 32 tokens and 128 columns of V^T.
+  static __device__ __forceinline__ std::uint32_t value_offset(int tokens, int columns) {
+    return tokens * 32 + columns * (2 * kTile);
   }
 
   /// After the values' products are done: frees what they read.
@@ -358,8 +369,19 @@ struct Attend {
     }
   }
 
-  // ---- Epilogue.
-  __device__ __forceinline__ void write_rows(std::uint32_t item, std::uint32_t before) const {
+  /// What is due to the sums before the next product adds to them: the change of the maximum since.
+  __device__ __forceinline__ void settle() {
+    if (!__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) return;
+#pragma unroll
+    for (auto& part : sums) {
+#pragma unroll
+      for (int j = 0; j < 64; ++j) part[j] *= factor[j / 2 % 2];
+    }
+  }
+
+  // ---- Epilogue, in two steps: what the rows' sums of weights say, as soon as the partner's are
+  // here; the sums of V, once they are done.
+  __device__ __forceinline__ void end_rows(std::uint32_t item, std::uint32_t before) {
     const Heads w = heads_of<C>(k, item);
     const std::uint32_t theirs =
         at.stats(warpgroup, before & 1) + offsetof(RowStats, sums) + row() * 8;
@@ -370,34 +392,49 @@ struct Attend {
       const float log2_max = max[r] * scale();
       const std::uint32_t in_item = group * 64 + row() + 8 * r, head = w.head + in_item;
       const bool speaks = half == 0 && lane % 4 == 0;
+      factor[r] = 1;
+      if (k.splits > 1) {
+        if (speaks) {
+          k.partial_stats[std::size_t{item} * C::kHeads + in_item] = {log2_max, all, all_weights,
+                                                                      0};
+        }
+      } else if (head < k.p.h_q) {
+        const RowEnd end(k.p, head, log2_max, all, all_weights);
+        factor[r] = end.factor;
+        if (speaks) {
+          const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
+          k.p.max_logits[at_row] = end.max_logits;
+          k.p.lse[at_row] = end.lse;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_rows(std::uint32_t item) const {
+    const Heads w = heads_of<C>(k, item);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::uint32_t in_item = group * 64 + row() + 8 * r, head = w.head + in_item;
       // This lane's 8 columns of each 32: see transpose.cuh.
       const std::uint32_t column = half * 256 + lane % 4 * 8;
       if (k.splits > 1) {
-        const std::size_t at_row = std::size_t{item} * C::kHeads + in_item;
-        float* out = k.partial_out + at_row * kDV + column;
+        float* out = k.partial_out + (std::size_t{item} * C::kHeads + in_item) * kDV + column;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
           reinterpret_cast<float4*>(out + 32 * j)[0] = {s[0], s[1], s[4], s[5]};
           reinterpret_cast<float4*>(out + 32 * j)[1] = {s[8], s[9], s[12], s[13]};
         }
-        if (speaks) k.partial_stats[at_row] = {log2_max, all, all_weights, 0};
       } else if (head < k.p.h_q) {
-        const RowEnd end(k.p, head, log2_max, all, all_weights);
-        const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
-        std::uint16_t* out = k.p.out + at_row * kDV + column;
+        const float f = factor[r];
+        std::uint16_t* out =
+            k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + head) * kDV + column;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
           *reinterpret_cast<uint4*>(out + 32 * j) = {
-              bf16x2(s[0] * end.factor, s[1] * end.factor),
-              bf16x2(s[4] * end.factor, s[5] * end.factor),
-              bf16x2(s[8] * end.factor, s[9] * end.factor),
-              bf16x2(s[12] * end.factor, s[13] * end.factor)};
-        }
-        if (speaks) {
-          k.p.max_logits[at_row] = end.max_logits;
-          k.p.lse[at_row] = end.lse;
+              bf16x2(s[0] * f, s[1] * f), bf16x2(s[4] * f, s[5] * f), bf16x2(s[8] * f, s[9] * f),
+              bf16x2(s[12] * f, s[13] * f)};
         }
       }
     }
@@ -407,66 +444,76 @@ struct Attend {
     return *reinterpret_cast<const std::uint32_t*>(&v);
   }
 
-  // ---- The loop.
+  // ---- The loop: scores of pair n, values of pair n - 1. While the tensor cores sum values,
+  // maxima travel and scores become weights.
   __device__ __forceinline__ void run() {
-    std::uint32_t item = first_item<C>(), pairs = range_of<C>(k, item).pairs, i = 0;
+    std::uint32_t item = first_item<C>(), left = range_of<C>(k, item).pairs;
+    bool first = true;       // pair n is the first of its work item
+    bool write_due = false;  // pair n - 2 was the last of its own
+    factor[0] = factor[1] = 1;
     if (warpgroup == 1) pass_turn();
     wait_for_turn();
     issue_scores(true);
     pass_turn();
-    ptx::wgmma_wait<0>();
-    bool first = true, last = pairs == 1;
-    finish_scores(last);
-    send_max(last);
+    {
+      const uint2 mask = load_mask();
+      ptx::wgmma_wait<0>();
+      finish_scores(mask, left == 1);
+    }
+    send_max(left == 1);
     receive_max(true);
-    weigh_and_send(last);
+    weigh_and_send(left == 1);
+    bool was_first;  // pair n - 1 is the first of its own
     while (true) {
-      const bool was_first = first, was_last = last;  // the pair before
-      const Ring<C::kOwnStages> own_before = own;
-      if (was_last) {
+      was_first = first;
+      first = --left == 0;
+      if (first) {
         if (item + item_step<C>() >= k.items) break;
         item += item_step<C>();
-        pairs = range_of<C>(k, item).pairs;
-        i = 0;
+        left = range_of<C>(k, item).pairs;
         ++turn;
-      } else {
-        ++i;
       }
-      first = i == 0;
-      last = i + 1 == pairs;
-      ++pair;
+      const bool last = left == 1;
+      const Ring<C::kOwnStages> own_before = own;
       own.advance();
+      // Tells the compiler that these are one value a warp, so that descriptors are made of them in
+      // uniform registers.
+      own.stage = __shfl_sync(~0u, own.stage, 0);
+      pair = __shfl_sync(~0u, pair + 1, 0);
 
-      wait_for_turn();
-      if constexpr (C::kDuo) {
-        issue_scores(first);
-        issue_values(pair - 1, was_first, own_before);
-        pass_turn();
-        ptx::wgmma_wait<2>();
-        finish_scores(last);
-        send_max(last);
-        ptx::wgmma_wait<0>();
-        finish_values(pair - 1, own_before);
-        if (was_last) write_rows(item - item_step<C>(), pair - 1);
+      if (write_due) {
+        write_rows(item - (first ? 2 : 1) * item_step<C>());
       } else {
-        issue_values(pair - 1, was_first, own_before);
-        issue_scores(first);
-        ptx::wgmma_wait<1>();
-        finish_values(pair - 1, own_before);
-        if (was_last) write_rows(item - item_step<C>(), pair - 1);
-        ptx::wgmma_wait<0>();
-        finish_scores(last);
-        send_max(last);
+        settle();
       }
+      wait_for_turn();
+      issue_scores(first);
+      pass_turn();
+      const uint2 mask = load_mask();
+      ptx::wgmma_wait<0>();
+      finish_scores(mask, last);
+      wait_for_weights(pair - 1);
+      send_max(last);
+      issue_values(pair - 1, was_first, own_before);
+      if (first) end_rows(item - item_step<C>(), pair - 1);
+      write_due = first;
       receive_max(first);
+      ptx::wgmma_wait<0>();
+      finish_values(pair - 1, own_before);
       weigh_and_send(last);
     }
-    wait_for_turn();
-    issue_values(pair, first, own);
-    if (warpgroup == 0) pass_turn();
+    if (write_due) {
+      write_rows(item - item_step<C>());
+    } else {
+      settle();
+    }
+    wait_for_weights(pair);
+    issue_values(pair, was_first, own);
+    end_rows(item, pair);
     ptx::wgmma_wait<0>();
     finish_values(pair, own);
-    write_rows(item, pair);
+    write_rows(item);
+    if (warpgroup == 0) wait_for_turn();  // takes what the other passed last
   }
 };
 

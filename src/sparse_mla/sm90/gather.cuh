@@ -16,8 +16,9 @@ template <class C>
 struct Gather {
   const KernelParams& k;
   const Places<C> at;
-  const std::uint32_t half;                  // duo: rank of the CTA
-  const std::uint32_t warp, lane_unit, row;  // of this thread: unit of 64 bytes, first row
+  const std::uint32_t half;  // duo: rank of the CTA
+  const std::uint32_t warp;
+  const std::uint32_t unit;         // this thread's 16 of 64 bytes
   const std::uint32_t tile_offset;  // of this thread's unit in its first row; the second: + 32 rows
 
   __device__ __forceinline__ Gather(const KernelParams& params, Places<C> places,
@@ -26,25 +27,29 @@ struct Gather {
         at(places),
         half(rank),
         warp(thread / 32),
-        lane_unit(thread % 4),
-        row(thread / 4),
+        unit(thread % 4),
         tile_offset(in_tile(thread / 4, thread % 4)) {}
+
+  static __device__ __forceinline__ std::uint32_t row() { return threadIdx.x % 128 / 4; }
 
   /// This thread's two indices of the block at `position`; asked whether they are valid when they
   /// are used, so that loading them is waited for no earlier.
   struct Rows {
     int index[2];
   };
-  __device__ __forceinline__ Rows rows(std::uint32_t item, const Range& range,
+  /// `indices` and `end`: of the token, counted from this thread's first row.
+  __device__ __forceinline__ Rows rows(const std::int32_t* indices, int end,
                                        std::uint32_t position) const {
-    const std::int32_t* indices = k.p.indices + heads_of<C>(k, item).token * k.p.stride_indices_s_q;
     Rows r;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint32_t at_position = position + row + i * 32;
-      r.index[i] = at_position < range.end ? indices[at_position] : -1;
+      const bool in_range = static_cast<int>(position) + i * 32 < end;
+      r.index[i] = in_range ? indices[position + i * 32] : -1;
     }
     return r;
+  }
+  __device__ __forceinline__ const std::int32_t* indices_of(std::uint32_t item) const {
+    return k.p.indices + heads_of<C>(k, item).token * k.p.stride_indices_s_q + row();
   }
 
   __device__ __forceinline__ bool valid(const Rows& r, int i) const {
@@ -59,7 +64,7 @@ struct Gather {
     for (int i = 0; i < 2; ++i) {
       const bool counts = valid(r, i);
       const std::uint8_t* src =
-          k.p.kv + (counts ? r.index[i] : 0) * k.p.stride_kv_s_kv + first * 64 + lane_unit * 16;
+          k.p.kv + (counts ? r.index[i] : 0) * k.p.stride_kv_s_kv + first * 64 + unit * 16;
 #pragma unroll
       for (int c = 0; c < kN; ++c)
         ptx::cp_async_16(tiles + c * kTile + i * (32 * 64) + tile_offset, src + c * 64, counts);
@@ -87,10 +92,10 @@ struct Gather {
       ptx::mbarrier_wait(at.barrier(kQFree, group), (turn & 1) ^ 1);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::uint32_t head = w.head + group * 64 + row + i * 32;
+        const std::uint32_t head = w.head + group * 64 + row() + i * 32;
         const bool valid = head < k.p.h_q;
-        const std::uint8_t* src = k.p.q + w.token * k.p.stride_q_s_q +
-                                  (valid ? head : 0) * k.p.stride_q_h_q + lane_unit * 16;
+        const std::uint8_t* src =
+            k.p.q + w.token * k.p.stride_q_s_q + (valid ? head : 0) * k.p.stride_q_h_q + unit * 16;
         const std::uint32_t dst = at.q(group) + i * (32 * 64) + tile_offset;
         if (k.q_aligned) {
 #pragma unroll
@@ -131,10 +136,12 @@ struct Gather {
     Ring<C::kOwnStages> own_ring;
     std::uint32_t item = first_item<C>();
     Range range = range_of<C>(k, item);
+    const std::int32_t* indices = indices_of(item);
+    int end = static_cast<int>(range.end) - static_cast<int>(row());
     // Duo: a is this CTA's own block, b the partner's. Solo: blocks 0 and 1.
     const std::uint32_t offset_a = C::kDuo ? half * kBlock : 0, offset_b = kBlock - offset_a;
-    Rows a = rows(item, range, range.begin + offset_a),
-         b = rows(item, range, range.begin + offset_b);
+    Rows a = rows(indices, end, range.begin + offset_a),
+         b = rows(indices, end, range.begin + offset_b);
     bool more = true;
     for (std::uint32_t pair = 0; more; ++pair) {
       const std::uint32_t slot = pair & 1, free_parity = (pair >> 1 & 1) ^ 1;
@@ -162,11 +169,13 @@ struct Gather {
         if (more) {
           item += item_step<C>();
           range = range_of<C>(k, item);
+          indices = indices_of(item);
+          end = static_cast<int>(range.end) - static_cast<int>(row());
           i = 0;
         }
       }
       const std::uint32_t position = range.begin + i * kPair;
-      a = rows(item, range, position + offset_a);
+      a = rows(indices, end, position + offset_a);
       if constexpr (C::kDuo) {
         ptx::mbarrier_wait(at.barrier(kOtherFree, slot), free_parity);
         chunks<kTilesInHalf>(b, half * kTilesInHalf, at.other(slot));
@@ -176,7 +185,7 @@ struct Gather {
         chunks<C::kChunks>(b, 0, at.block(slot, 1));
         block_full(slot * 2 + 1);
       }
-      b = rows(item, range, position + offset_b);
+      b = rows(indices, end, position + offset_b);
     }
     ptx::cp_async_wait_all();
   }
