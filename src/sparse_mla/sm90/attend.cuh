@@ -71,8 +71,8 @@ struct Attend {
     return pair >> 1 & 1;
   }
 
-  // ---- Turns (duo). The tensor-core phases of the two warpgroups exclude each other, so that the
-  // softmax of one hides behind the products of the other.
+  // ---- Turns (duo). From its scores to its values a warpgroup has the tensor cores to itself, so
+  // that the softmax of one hides behind the products of the other.
   __device__ __forceinline__ void wait_for_turn() const {
     if constexpr (C::kDuo) ptx::named_barrier_sync(1 + static_cast<int>(warpgroup), 256);
   }
@@ -488,13 +488,13 @@ struct Attend {
       }
       wait_for_turn();
       issue_scores(first);
-      pass_turn();
       const uint2 mask = load_mask();
       ptx::wgmma_wait<0>();
       finish_scores(mask, last);
       wait_for_weights(pair - 1);
       send_max(last);
       issue_values(pair - 1, was_first, own_before);
+      pass_turn();
       if (first) end_rows(item - item_step<C>(), pair - 1);
       write_due = first;
       receive_max(first);

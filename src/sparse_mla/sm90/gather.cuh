@@ -16,8 +16,7 @@ template <class C>
 struct Gather {
   const KernelParams& k;
   const Places<C> at;
-  const std::uint32_t half;  // duo: rank of the CTA
-  const std::uint32_t warp;
+  const std::uint32_t half;         // duo: rank of the CTA
   const std::uint32_t unit;         // this thread's 16 of 64 bytes
   const std::uint32_t tile_offset;  // of this thread's unit in its first row; the second: + 32 rows
 
@@ -26,7 +25,6 @@ struct Gather {
       : k(params),
         at(places),
         half(rank),
-        warp(thread / 32),
         unit(thread % 4),
         tile_offset(in_tile(thread / 4, thread % 4)) {}
 
@@ -37,9 +35,9 @@ struct Gather {
   struct Rows {
     int index[2];
   };
-  /// `indices` and `end`: of the token, counted from this thread's first row.
-  __device__ __forceinline__ Rows rows(const std::int32_t* indices, int end,
-                                       std::uint32_t position) const {
+  /// `end`: of the token's indices, counted from this thread's first row.
+  __device__ __forceinline__ Rows rows(std::uint32_t token, int end, std::uint32_t position) const {
+    const std::int32_t* indices = k.p.indices + token * k.p.stride_indices_s_q + row();
     Rows r;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -47,9 +45,6 @@ struct Gather {
       r.index[i] = in_range ? indices[position + i * 32] : -1;
     }
     return r;
-  }
-  __device__ __forceinline__ const std::int32_t* indices_of(std::uint32_t item) const {
-    return k.p.indices + heads_of<C>(k, item).token * k.p.stride_indices_s_q + row();
   }
 
   __device__ __forceinline__ bool valid(const Rows& r, int i) const {
@@ -80,7 +75,7 @@ struct Gather {
       b = (b | b >> 3) & 0x03030303u;
       b = (b | b >> 6) & 0x000f000fu;
       b = b | b >> 12;
-      if (ptx::elect_one()) ptx::store_shared_u8(at.mask(slot) + i * 4 + warp, b);
+      if (ptx::elect_one()) ptx::store_shared_u8(at.mask(slot) + i * 4 + threadIdx.x / 32 % 4, b);
     }
   }
 
@@ -132,50 +127,48 @@ struct Gather {
   }
 
   __device__ __forceinline__ void run() const {
-    std::uint32_t turn = 0, i = 0;
-    Ring<C::kOwnStages> own_ring;
-    std::uint32_t item = first_item<C>();
-    Range range = range_of<C>(k, item);
-    const std::int32_t* indices = indices_of(item);
-    int end = static_cast<int>(range.end) - static_cast<int>(row());
     // Duo: a is this CTA's own block, b the partner's. Solo: blocks 0 and 1.
     const std::uint32_t offset_a = C::kDuo ? half * kBlock : 0, offset_b = kBlock - offset_a;
-    Rows a = rows(indices, end, range.begin + offset_a),
-         b = rows(indices, end, range.begin + offset_b);
-    bool more = true;
-    for (std::uint32_t pair = 0; more; ++pair) {
+    std::uint32_t item = first_item<C>(), token, position, left;
+    int end;
+    const auto begin = [&] {
+      token = heads_of<C>(k, item).token;
+      const Range range = range_of<C>(k, item);
+      position = range.begin;
+      left = range.pairs;
+      end = static_cast<int>(range.end) - static_cast<int>(row());
+    };
+    begin();
+    Rows a = rows(token, end, position + offset_a), b = rows(token, end, position + offset_b);
+    bool first = true;
+    for (std::uint32_t pair = 0; item < k.items; ++pair) {
       const std::uint32_t slot = pair & 1, free_parity = (pair >> 1 & 1) ^ 1;
       if constexpr (C::kDuo) {
-        ptx::mbarrier_wait(at.barrier(kOwnFree, own_ring.stage), own_ring.parity ^ 1);
+        const std::uint32_t own_stage = pair % C::kOwnStages;
+        ptx::mbarrier_wait(at.barrier(kOwnFree, own_stage), (pair / C::kOwnStages & 1) ^ 1);
         ptx::mbarrier_wait(at.barrier(kKDone, slot), free_parity);
         mask(a, slot);
-        chunks<kTilesInHalf>(a, half * kTilesInHalf, at.own(own_ring.stage));
+        chunks<kTilesInHalf>(a, half * kTilesInHalf, at.own(own_stage));
         chunks<kTilesInHalf>(a, (1 - half) * kTilesInHalf, at.rest(slot));
         if constexpr (C::kChunks > C::kRope)
           chunks<1>(a, C::kRope, at.rest(slot) + kTilesInHalf * kTile);
         block_full(slot);
-        own_ring.advance();
       } else {
         ptx::mbarrier_wait(at.barrier(kVFree, slot), free_parity);
         mask(a, slot * 2);
         chunks<C::kChunks>(a, 0, at.block(slot, 0));
         block_full(slot * 2);
       }
-      if (i == 0) q(item, turn++);
+      if (first) q(item, (item - first_item<C>()) / item_step<C>());
 
       // The indices of the next pair are on their way while this one is gathered.
-      if (++i == range.pairs) {
-        more = item + item_step<C>() < k.items;
-        if (more) {
-          item += item_step<C>();
-          range = range_of<C>(k, item);
-          indices = indices_of(item);
-          end = static_cast<int>(range.end) - static_cast<int>(row());
-          i = 0;
-        }
+      position += kPair;
+      first = --left == 0;
+      if (first) {
+        item += item_step<C>();
+        if (item < k.items) begin();
       }
-      const std::uint32_t position = range.begin + i * kPair;
-      a = rows(indices, end, position + offset_a);
+      a = rows(token, end, position + offset_a);
       if constexpr (C::kDuo) {
         ptx::mbarrier_wait(at.barrier(kOtherFree, slot), free_parity);
         chunks<kTilesInHalf>(b, half * kTilesInHalf, at.other(slot));
@@ -185,7 +178,7 @@ struct Gather {
         chunks<C::kChunks>(b, 0, at.block(slot, 1));
         block_full(slot * 2 + 1);
       }
-      b = rows(indices, end, position + offset_b);
+      b = rows(token, end, position + offset_b);
     }
     ptx::cp_async_wait_all();
   }

@@ -2,6 +2,7 @@
 #include <cuda_bf16.h>
 
 #include "gpu/launch.h"
+#include "gpu/ptx/sync.cuh"
 #include "sparse_mla/sm90/launch.h"
 #include "sparse_mla/sm90/row_end.cuh"
 
@@ -13,6 +14,7 @@ constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(32 * kWarps)
     merge_kernel(const __grid_constant__ KernelParams k, int heads_of_item) {
+  gpu::ptx::wait_for_kernel_before();
   const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= k.p.s_q * k.p.h_q) return;
   const std::uint32_t lane = threadIdx.x % 32;
@@ -60,6 +62,7 @@ void launch_merge(const KernelParams& k, const Plan& plan, Stream stream) {
   gpu::Shape shape;
   shape.grid = static_cast<unsigned>((k.p.s_q * k.p.h_q + kWarps - 1) / kWarps);
   shape.block = 32 * kWarps;
+  shape.early = true;
   gpu::launch("sparse_mla_merge", merge_kernel, shape, stream, k, plan.heads);
 }
 
