@@ -29,9 +29,6 @@ struct Shape {
   dim3 grid, block;
   unsigned cluster = 1;  ///< CTAs a cluster, along grid.x
   std::size_t shared_bytes = 0;
-  /// May start while the kernel before it in the stream still runs; the kernel itself waits for it
-  /// (griddepcontrol) before it touches what that one writes.
-  bool early = false;
 };
 
 template <class... Args>
@@ -40,18 +37,16 @@ void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Strea
   // More than 48 KB of shared memory must be asked for; asking again costs no driver call.
   check_launch(what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shape.shared_bytes)));
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {shape.cluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = attributes;
-  config.numAttrs = shape.early ? 2 : 1;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
   check_launch(what, cudaLaunchKernelEx(&config, kernel, args...));
 }
 

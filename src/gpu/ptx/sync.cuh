@@ -46,13 +46,4 @@ __device__ __forceinline__ std::uint32_t address_in_cta(std::uint32_t own, std::
   return a;
 }
 
-/// Lets a kernel that was launched early start; by all CTAs.
-__device__ __forceinline__ void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-/// Waits until the kernel before has ended and its writes are visible.
-__device__ __forceinline__ void wait_for_kernel_before() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 }  // namespace serinus::gpu::ptx

@@ -415,27 +415,18 @@ struct Attend {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::uint32_t in_item = group * 64 + row() + 8 * r, head = w.head + in_item;
-      // This lane's 8 columns of each 32: see transpose.cuh.
-      const std::uint32_t column = half * 256 + lane % 4 * 8;
-      if (k.splits > 1) {
-        float* out = k.partial_out + (std::size_t{item} * C::kHeads + in_item) * kDV + column;
+      if (head >= k.p.h_q) continue;
+      std::uint16_t* out =
+          k.splits > 1 ? k.partial_out + (std::size_t{item} * C::kHeads + in_item) * kDV
+                       : k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + head) * kDV;
+      out += half * 256 + lane % 4 * 8;  // this lane's 8 columns of each 32: see transpose.cuh
+      const float f = factor[r];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
-          reinterpret_cast<float4*>(out + 32 * j)[0] = {s[0], s[1], s[4], s[5]};
-          reinterpret_cast<float4*>(out + 32 * j)[1] = {s[8], s[9], s[12], s[13]};
-        }
-      } else if (head < k.p.h_q) {
-        const float f = factor[r];
-        std::uint16_t* out =
-            k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + head) * kDV + column;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
-          *reinterpret_cast<uint4*>(out + 32 * j) = {
-              bf16x2(s[0] * f, s[1] * f), bf16x2(s[4] * f, s[5] * f), bf16x2(s[8] * f, s[9] * f),
-              bf16x2(s[12] * f, s[13] * f)};
-        }
+      for (int j = 0; j < 8; ++j) {
+        const float* s = &sums[j / 4][16 * (j % 4) + 2 * r];
+        *reinterpret_cast<uint4*>(out + 32 * j) = {
+            bf16x2(s[0] * f, s[1] * f), bf16x2(s[4] * f, s[5] * f), bf16x2(s[8] * f, s[9] * f),
+            bf16x2(s[12] * f, s[13] * f)};
       }
     }
   }

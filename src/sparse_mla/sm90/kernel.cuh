@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const std::uint32_t rank = C::kDuo ? ptx::cluster_rank() : 0;
   if (threadIdx.x == 0) init_barriers(at);
   __syncthreads();
-  if (k.splits > 1) ptx::let_next_kernel_start();  // the merge
   // No CTA sends before the other is there to receive.
   if constexpr (C::kDuo) ptx::cluster_sync();
 

@@ -2,7 +2,6 @@
 #include <cuda_bf16.h>
 
 #include "gpu/launch.h"
-#include "gpu/ptx/sync.cuh"
 #include "sparse_mla/sm90/launch.h"
 #include "sparse_mla/sm90/row_end.cuh"
 
@@ -14,7 +13,6 @@ constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(32 * kWarps)
     merge_kernel(const __grid_constant__ KernelParams k, int heads_of_item) {
-  gpu::ptx::wait_for_kernel_before();
   const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= k.p.s_q * k.p.h_q) return;
   const std::uint32_t lane = threadIdx.x % 32;
@@ -33,14 +31,16 @@ __global__ void __launch_bounds__(32 * kWarps)
     const float factor = gpu::ptx::exp2_approx(stats.max - finite_max(max));
     sum += stats.sum * factor;
     weights += stats.weights * factor;
-    const auto* v = reinterpret_cast<const float4*>(k.partial_out + partial(s) * kDV) + lane;
+    const auto* v = reinterpret_cast<const uint2*>(k.partial_out + partial(s) * kDV) + lane;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 x = v[32 * i];
-      acc[i].x += x.x * factor;
-      acc[i].y += x.y * factor;
-      acc[i].z += x.z * factor;
-      acc[i].w += x.w * factor;
+      const uint2 x = v[32 * i];
+      const float2 lo = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(x.x));
+      const float2 hi = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(x.y));
+      acc[i].x += lo.x * factor;
+      acc[i].y += lo.y * factor;
+      acc[i].z += hi.x * factor;
+      acc[i].w += hi.y * factor;
     }
   }
   const RowEnd end(k.p, head, max, sum, weights);
@@ -62,7 +62,6 @@ void launch_merge(const KernelParams& k, const Plan& plan, Stream stream) {
   gpu::Shape shape;
   shape.grid = static_cast<unsigned>((k.p.s_q * k.p.h_q + kWarps - 1) / kWarps);
   shape.block = 32 * kWarps;
-  shape.early = true;
   gpu::launch("sparse_mla_merge", merge_kernel, shape, stream, k, plan.heads);
 }
 

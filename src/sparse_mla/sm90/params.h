@@ -42,7 +42,7 @@ struct KernelParams {
   std::uint32_t head_groups = 1;
   std::uint32_t splits = 1;
   bool q_aligned = true;                  ///< base and strides of q are multiples of 16 bytes
-  float* partial_out = nullptr;           ///< [items, heads, kDV], not normalised
+  std::uint16_t* partial_out = nullptr;   ///< [items, heads, kDV] bf16, not normalised
   PartialStats* partial_stats = nullptr;  ///< [items, heads]
 };
 

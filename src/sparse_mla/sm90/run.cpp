@@ -61,7 +61,7 @@ Plan make_plan(const Params& p, int multiprocessors) {
 
 std::size_t partial_out_bytes(const Plan& plan) {
   return static_cast<std::size_t>(plan.items) * static_cast<std::size_t>(plan.heads) * kDV *
-         sizeof(float);
+         sizeof(std::uint16_t);
 }
 
 /// What the kernel's wide accesses need beyond the contract that the door has checked.
@@ -120,7 +120,7 @@ void run_sm90(const Params& p, Device device, Stream stream) {
   k.splits = static_cast<std::uint32_t>(plan.splits);
   k.q_aligned = is_aligned(p);
   if (plan.splits > 1) {
-    k.partial_out = static_cast<float*>(p.workspace);
+    k.partial_out = static_cast<std::uint16_t*>(p.workspace);
     k.partial_stats = reinterpret_cast<PartialStats*>(static_cast<std::byte*>(p.workspace) +
                                                       partial_out_bytes(plan));
   }
