@@ -22,6 +22,11 @@ struct Table {
 /// Throws ValueError where `view` is no int32 matrix on the CPU. An empty view is an empty table.
 Table table_of(const TensorView& view, const char* name);
 
+/// How many of request i's expected tokens are known; not bounded by the table.
+inline std::int64_t valid_len(const Batch& batch, std::size_t i, const Table& expected) noexcept {
+  return batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i];
+}
+
 /// Throws ValueError where arrays that belong together differ in length, or a pool does not exist.
 void check_batch(const Batch& batch, std::size_t num_pools);
 

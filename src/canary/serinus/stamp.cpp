@@ -7,16 +7,26 @@ namespace serinus::canary {
 
 namespace {
 
-/// One token on its way into a slot that exists.
+/// One token on its way into a slot that exists, and what the scheduler says that it is.
 struct Write {
   std::int64_t slot = 0;
   std::uint32_t token = 0, position = 0;
+  std::int64_t expected_token = -1, expected_position = 0;
+
+  /// A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
+  Reason wrong_input() const noexcept {
+    Reason r = Reason::none;
+    if (position != expected_position) r |= Reason::position;
+    if (expected_token >= 0 && token != expected_token) r |= Reason::token;
+    return r;
+  }
 };
 
 }  // namespace
 
 void SerinusBackend::stamp(const Batch& batch) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
+  const Table expected = table_of(batch.expected_tokens, "expected_tokens");
   const auto flat = static_cast<std::int64_t>(batch.out_cache_loc.size());
   const auto is_full = [](const Pool& p) { return p.spec.kind == PoolKind::full; };
   const auto found = std::find_if(pools_.begin(), pools_.end(), is_full);
@@ -77,6 +87,10 @@ void SerinusBackend::stamp(const Batch& batch) {
       }
       writes.clear();
       slots.clear();
+      const std::int64_t prefix =
+          std::clamp<std::int64_t>(batch.prefix_lens[i], 0, std::int64_t{1} << 62);
+      const std::int64_t known =
+          expected.has_row(row) ? std::min(expected.columns, valid_len(batch, i, expected)) : 0;
       for (std::int64_t j = begin; j < k; ++j) {
         const auto at = static_cast<std::size_t>(j);
         const std::int64_t position = batch.positions[at];
@@ -91,8 +105,10 @@ void SerinusBackend::stamp(const Batch& batch) {
           report(std::move(v));
           continue;
         }
+        const std::int64_t cell = prefix + (j - begin), told = cell + p.spec.token_offset;
         writes.push_back({slot, static_cast<std::uint32_t>(batch.input_ids[at]),
-                          static_cast<std::uint32_t>(position)});
+                          static_cast<std::uint32_t>(position),
+                          told >= 0 && told < known ? expected.at(row, told) : -1, cell});
         slots.push_back(slot);
       }
       if (sources > 0) {
@@ -148,12 +164,14 @@ void SerinusBackend::stamp(const Batch& batch) {
           // The forward wrote there all the same; the seal stays its owner's.
           p.records[w.slot] = r;
         }
-        if (!owned) {
-          Violation v = describe(pool, w.slot, Moment::tail,
-                                 claimed ? Reason::double_owner : Reason::foreign_write);
+        Reason reasons = w.wrong_input();
+        if (!owned) reasons |= claimed ? Reason::double_owner : Reason::foreign_write;
+        if (any(reasons)) {
+          Violation v = describe(pool, w.slot, Moment::tail, reasons);
           v.request = owner;
           v.row = row;
-          v.expected_position = w.position;
+          v.expected_position = w.expected_position;
+          v.expected_token = w.expected_token;
           report(std::move(v));
         }
         prev = w.slot;

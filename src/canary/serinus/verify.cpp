@@ -433,9 +433,6 @@ std::int64_t SerinusBackend::records_a_step(const Pool& p) const {
 void SerinusBackend::verify_batch(const Batch& batch, Moment moment) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
   const Table expected = table_of(batch.expected_tokens, "expected_tokens");
-  const auto valid = [&](std::size_t i) {
-    return batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i];
-  };
   for (const int pool : pools_of(batch)) {
     Pool& p = at(pool);
     // Cells that attention is going to read: all of the prefix, or what the window leaves.
@@ -461,7 +458,8 @@ void SerinusBackend::verify_batch(const Batch& batch, Moment moment) {
       const std::int64_t end = prefix_of(i), begin = first_cell(end);
       if (begin >= end) continue;
       const auto verify = [&](std::int64_t b, std::int64_t e) {
-        verify_cells(pool, moment, batch.owners[i], row, b, e, table, expected, valid(i));
+        verify_cells(pool, moment, batch.owners[i], row, b, e, table, expected,
+                     valid_len(batch, i, expected));
       };
       if (options_.verify == VerifyPolicy::all) {
         verify(begin, end);
@@ -509,7 +507,7 @@ void SerinusBackend::verify_due(const Batch& batch) {
                                 std::max<std::int64_t>(batch.prefix_lens[i], 0) - p.spec.window + 1)
                      : due.begin;
         verify_cells(pool, Moment::head, batch.owners[i], due.row, begin, due.end, table, expected,
-                     batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i]);
+                     valid_len(batch, i, expected));
       }
     }
     std::erase_if(found->second.due, [](const Reader::Due& d) {
