@@ -350,7 +350,9 @@ void Machine::forward_pools(const ScenarioOp& op, const std::vector<int>& pools,
     positions.push_back(op.position.value_or(op.tokens.begin) + i);
   }
   const std::int64_t row = r, prefix = op.tokens.begin, extend = op.tokens.size();
-  const std::int64_t known = kMaxTokens;
+  // What a draft proposes is no token of the request yet: nobody knows better before it is
+  // accepted.
+  const std::int64_t known = op.as ? prefix + offset : kMaxTokens;
   canary::Batch batch = batch_tables();
   batch.pools = pools;
   batch.rows = {&row, 1};

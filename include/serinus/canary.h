@@ -244,7 +244,8 @@ struct Batch {
   // (locations are slots of the full pool; < 0 = not written; entries beyond the sum of extend_lens
   // are padding, which may write a scratch null slot and nothing else)
   std::span<const std::int64_t> input_ids, positions, out_cache_loc;
-  // Independent truth, where the engine has it:
+  // Independent truth, where the engine has it: checked as tokens are stamped, and at every check
+  // after. Drafts that may yet be rejected are not known: valid_lens ends before them.
   TensorView expected_tokens;                ///< [rows, max_len] int32, or empty
   std::span<const std::int64_t> valid_lens;  ///< how much of each request's row above is known
 };

@@ -377,6 +377,42 @@ TEST(Faults, DraftPositionOneTooHigh) {
   EXPECT_TRUE(any(rig.found() & Reason::position));
 }
 
+TEST(Faults, WrongInputIsSeenAsItIsStamped) {
+  for (const bool wrong_token : {true, false}) {
+    Rig rig;
+    rig.alloc(1, {1, 2, 3});
+    rig.expect_tokens(1, 3);
+    rig.map(1, 0, {1, 2, 3});
+    auto f = rig.forward(1, 0, {1, 2, 3});
+    if (wrong_token) f.ids[1] = 77;
+    if (!wrong_token) f.positions[1] = 9;
+    rig.write_bytes(f);
+    rig.monitor.stamp_now(f.batch);
+    const auto v = rig.monitor.poll();  // no check has run yet
+    ASSERT_EQ(v.size(), 1u);
+    EXPECT_EQ(v[0].slot, 2);
+    EXPECT_EQ(v[0].moment, Moment::tail);
+    EXPECT_EQ(names_of(v[0].reasons), wrong_token ? "token" : "position");
+    EXPECT_EQ(v[0].expected_token, 1001);
+    EXPECT_EQ(v[0].stored_token, wrong_token ? 77 : 1001);
+    EXPECT_EQ(v[0].expected_position, 1);
+    EXPECT_EQ(v[0].stored_position, wrong_token ? 1 : 9);
+  }
+}
+
+TEST(Legal, DraftsAreNoKnownTokens) {
+  Rig rig;
+  rig.alloc(1, {1, 2, 3});
+  rig.expect_tokens(1, 3);
+  rig.map(1, 0, {1, 2, 3});
+  auto f = rig.forward(1, 1, {2, 3}, {10, 11});
+  f.valid = {1};  // tokens 1 and 2 are proposals
+  f.batch.valid_lens = f.valid;
+  rig.write_bytes(f);
+  rig.monitor.stamp_now(f.batch);
+  EXPECT_EQ(rig.names(), "none");
+}
+
 TEST(Faults, ChunkTailTokenInTheDraftPool) {
   Rig rig;
   PoolBytes draft(16, 1);
