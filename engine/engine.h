@@ -212,7 +212,7 @@ class Engine {
   void attach(Request& r);
   void write_cells(Request& r, std::int64_t begin, std::int64_t end);
   void after_forward();
-  void publish(Request& r);
+  void publish(Request& r, bool goes_on);
   void leave_window(Request& r);
   void leave(Request& r);
   void preempt_last();

@@ -62,17 +62,19 @@ void FaultLog::mark(int fault, int pool, std::int64_t slot, int lives) {
     f.pool = pool;
     f.slot = slot;
   }
-  places_[place(pool, slot)].push_back({fault, lives, pool >= kHostPools, kLives});
+  places_[place(pool, slot)].push_back(
+      {.fault = fault, .lives = lives, .on_host = pool >= kHostPools});
 }
 
 bool FaultLog::marked(int pool, std::int64_t slot) const {
   const auto it = places_.find(place(pool, slot));
-  return it != places_.end() && std::any_of(it->second.begin(), it->second.end(),
-                                            [](const Mark& m) { return m.ended == kLives; });
+  return it != places_.end() &&
+         std::any_of(it->second.begin(), it->second.end(),
+                     [](const Mark& m) { return m.ended == kLives && !m.follower; });
 }
 
 void FaultLog::mark_request(int fault, canary::Owner owner) {
-  requests_[owner].push_back({fault, 1, false, kLives});
+  requests_[owner].push_back({.fault = fault});
 }
 
 void FaultLog::unmark(int fault) {
@@ -113,15 +115,33 @@ void FaultLog::carried(int from_pool, std::int64_t from, int to_pool, std::int64
   const auto it = places_.find(place(from_pool, from));
   if (it == places_.end()) return;
   for (const Mark& m : std::vector<Mark>(it->second)) {
-    if (m.ended == kLives) places_[to_place].push_back({m.fault, 1, to_pool >= kHostPools, kLives});
+    if (m.ended != kLives) continue;
+    places_[to_place].push_back(
+        {.fault = m.fault, .on_host = to_pool >= kHostPools, .follower = m.follower});
+  }
+}
+
+void FaultLog::follows(int pool, std::int64_t previous, std::int64_t slot) {
+  const auto it = places_.find(place(pool, previous));
+  if (it == places_.end()) return;
+  for (const Mark& m : std::vector<Mark>(it->second)) {
+    if (m.ended != kLives) continue;
+    std::vector<Mark>& marks = places_[place(pool, slot)];
+    const bool there = std::any_of(marks.begin(), marks.end(), [&](const Mark& n) {
+      return n.fault == m.fault && n.ended == kLives;
+    });
+    if (!there) marks.push_back({.fault = m.fault, .follower = true});
   }
 }
 
 int FaultLog::explain(const canary::Violation& v, std::uint64_t step) {
+  constexpr canary::Reason kOfAFollower = canary::Reason::chain | canary::Reason::position;
+  const bool may_follow = (v.reasons | kOfAFollower) == kOfAFollower;
   int first = -1;
   const auto credit = [&](const std::vector<Mark>& marks) {
     for (const Mark& m : marks) {
       if (m.ended != kLives && m.ended + 1 < step) continue;
+      if (m.follower && !may_follow) continue;
       InjectedFault& f = faults_[static_cast<std::size_t>(m.fault)];
       if (f.state != FaultState::detected) {
         f.state = FaultState::detected;
@@ -134,6 +154,13 @@ int FaultLog::explain(const canary::Violation& v, std::uint64_t step) {
   };
   if (const auto it = places_.find(place(v.pool, v.slot)); it != places_.end()) credit(it->second);
   if (const auto it = requests_.find(v.request); it != requests_.end()) credit(it->second);
+  // In the sglang format a token's chain is the hash of the whole record before it, and its
+  // position is held against that record's: damage to that record shows here, too.
+  if (first < 0 && may_follow && v.format == canary::Format::sglang) {
+    if (const auto it = places_.find(place(v.pool, v.prev_slot)); it != places_.end()) {
+      credit(it->second);
+    }
+  }
   return first;
 }
 
@@ -142,7 +169,8 @@ void FaultLog::finish() {
   const auto note = [&](const auto& table) {
     for (const auto& [key, marks] : table) {
       for (const Mark& m : marks) {
-        if (m.ended == kLives && !m.on_host) alive[static_cast<std::size_t>(m.fault)] = true;
+        if (m.ended == kLives && !m.on_host && !m.follower)
+          alive[static_cast<std::size_t>(m.fault)] = true;
       }
     }
   };

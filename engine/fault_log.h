@@ -58,6 +58,9 @@ class FaultLog {
   /// A life of these slots ends.
   void freed(int pool, std::span<const std::int64_t> slots, std::uint64_t step);
   void released(canary::Owner owner, std::uint64_t step);
+  /// A record was written to `slot` on top of the one in `previous`: what is wrong with that one is
+  /// bound into its chain (sglang format), and shows on a chain or a position at most.
+  void follows(int pool, std::int64_t previous, std::int64_t slot);
   /// Bytes and records were copied: marks go along. Host copies are pools from kHostPools on.
   void carried(int from_pool, std::int64_t from, int to_pool, std::int64_t to);
   static constexpr int kHostPools = 1 << 16;
@@ -72,7 +75,8 @@ class FaultLog {
   struct Mark {
     int fault = 0;
     int lives = 1;
-    bool on_host = false;  ///< a copy on the host shows nothing until it is loaded
+    bool on_host = false;                     ///< a copy there shows nothing until it is loaded
+    bool follower = false;                    ///< only the chain up to here is touched
     std::uint64_t ended = ~std::uint64_t{0};  ///< step in which its last life ended
   };
   using Place = std::uint64_t;

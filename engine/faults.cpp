@@ -130,6 +130,8 @@ std::string FaultLab::why_not(const Engine& engine, FaultClass kind) const {
     return "no draft pool in this configuration (--draft-layers)";
   if (lacks("clean null slot", o.null_slot == canary::NullSlot::clean))
     return "padding may write the null slot in this configuration";
+  if (kind == FaultClass::pad_null_slot && o.canary.format == canary::Format::sglang)
+    return "the sglang format does not look at the null slot";
   return {};
 }
 
@@ -351,8 +353,31 @@ void FaultLab::misread(Engine& engine) {
                fmt::format("halves of {}:{} change places", pool.name, s->slot));
 }
 
-void FaultLab::after_write(Engine& engine, ForwardBatch&) {
+// The tokens of the batch stand on each other's records, and on that of the last token before.
+void FaultLab::follow(Engine& engine, const ForwardBatch& batch) {
+  std::size_t token = 0;
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    std::int64_t previous = batch.prefix_lens[i] > 0
+                                ? engine.table().slots(batch.rows[i])[batch.prefix_lens[i] - 1]
+                                : -1;
+    for (std::int64_t n = batch.extend_lens[i]; n > 0; --n, ++token) {
+      const std::int64_t slot = batch.out_cache_loc[token];
+      const std::vector<Slot> from = everywhere(engine, previous), to = everywhere(engine, slot);
+      for (const Slot& f : from) {
+        for (const Slot& t : to) {
+          if (f.pool == t.pool) engine.fault_log().follows(f.pool, f.slot, t.slot);
+        }
+      }
+      previous = slot;
+    }
+  }
+}
+
+void FaultLab::after_write(Engine& engine, ForwardBatch& batch) {
   if (engine.monitor() == nullptr) return;
+  if (engine.options().canary.format == canary::Format::sglang && !engine.fault_log().empty()) {
+    follow(engine, batch);
+  }
   const auto junk = [&](FaultClass kind, Slot s, const char* what) {
     const EnginePool& pool = engine.pools()[static_cast<std::size_t>(s.pool)];
     const std::vector<std::uint8_t> bytes(static_cast<std::size_t>(pool.kv.token_bytes()), 0x7f);
@@ -592,6 +617,16 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
   engine.fault_log().mark_request(fault, owner);
   engine.fault_log().mark_request(fault, loser);
   engine.later(1, [&engine, owner, loser] {
+    // A format with a ledger has seen it; without one, it shows to whoever reads the page.
+    if (engine.options().canary.format == canary::Format::sglang) {
+      canary::Batch tables;
+      tables.req_to_token = engine.table().slots_view();
+      tables.expected_tokens = engine.table().tokens_view();
+      for (const auto& r : engine.running()) {
+        if (r->owner != owner && r->owner != loser) continue;
+        engine.monitor()->verify_now(canary::Moment::head, r->owner, r->row, 0, r->length, tables);
+      }
+    }
     engine.preempt(owner);
     engine.preempt(loser);
   });

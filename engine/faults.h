@@ -126,6 +126,7 @@ class FaultLab : public FaultInjector {
   void misread(Engine& engine);
   void damage_table(Engine& engine, const ForwardBatch& batch);
   void damage_batch(Engine& engine, ForwardBatch& batch);
+  void follow(Engine& engine, const ForwardBatch& batch);
   void wrap_address(Engine& engine, ForwardBatch& batch);
   void land_late_write(Engine& engine, Slot s, const canary::Record& record,
                        const std::vector<std::uint8_t>& bytes, int waited);

@@ -232,11 +232,11 @@ void Engine::after_forward() {
       finished = r.produced == r.text.output_length();  // its last token is never fed back
     }
     if (!finished) {
-      if (prefill && swa_pool_ < 0) publish(r);
+      if (prefill && swa_pool_ < 0) publish(r, true);
       leave_window(r);
       continue;
     }
-    publish(r);
+    publish(r, false);
     leave(r);
     ++counters_.requests;
     counters_.finished_tokens += r.text.total_length();
@@ -246,8 +246,8 @@ void Engine::after_forward() {
 }
 
 // Puts the request's full pages into the prefix cache. Where another request was quicker, this one
-// reads the other's page from now on and gives its own back.
-void Engine::publish(Request& r) {
+// reads the other's page from now on, if it goes on, and gives its own back.
+void Engine::publish(Request& r, bool goes_on) {
   const std::size_t first = r.path.size();
   std::vector<std::int64_t> adopted, spare;
   std::int64_t repointed = -1;
@@ -271,9 +271,11 @@ void Engine::publish(Request& r) {
   if (!spare.empty()) {
     counters_.deduplicated_tokens += static_cast<std::int64_t>(spare.size()) * options_.page;
     const std::int64_t end = static_cast<std::int64_t>(r.path.size()) * options_.page;
-    write_cells(r, repointed * options_.page, end);
-    watched(
-        [&](canary::Monitor& m) { m.on_attach(r.owner, r.row, repointed * options_.page, end); });
+    if (goes_on) {
+      write_cells(r, repointed * options_.page, end);
+      watched(
+          [&](canary::Monitor& m) { m.on_attach(r.owner, r.row, repointed * options_.page, end); });
+    }
     give_pages(spare);
   }
   if (host_) issue_store(r, first);

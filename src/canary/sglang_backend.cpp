@@ -11,6 +11,7 @@
 
 #include "canary/backend.h"
 #include "canary/serinus/pool.h"
+#include "canary/sglang/hash.h"
 
 namespace serinus::canary {
 
@@ -70,6 +71,13 @@ Reason reasons_of(std::int64_t bits) {
   return reasons;
 }
 
+/// Whose entries a plan lists: one request's end before `end_entry`.
+struct Reader {
+  std::int64_t end_entry = 0;
+  Owner owner = 0;
+  std::int64_t row = -1;
+};
+
 struct SglangPool {
   SglangPool(PoolSpec s, Depth depth)
       : spec(std::move(s)), head(spec.num_slots), tail(spec.num_slots), lives(spec.num_slots) {
@@ -99,6 +107,7 @@ struct SglangPool {
   std::function<void(std::vector<SweepEntry>&)> sweep_source;
   std::optional<sg::HostVerifyPlan> verify_plan;  // of the step in progress
   std::optional<sg::HostWritePlan> write_plan;
+  std::vector<Reader> readers;  // of verify_plan
 };
 
 class SglangBackend final : public Backend {
@@ -160,14 +169,14 @@ class SglangBackend final : public Backend {
   void head(const Batch& batch) override {
     each_pool(batch, [&](int pool) {
       plan(pool, batch);
-      verify(pool, Moment::head, at(pool).verify_plan->view());
+      verify(pool, Moment::head, *at(pool).verify_plan, at(pool).readers);
       write(pool, Moment::head, batch);
     });
   }
   void tail(const Batch& batch) override {
     each_pool(batch, [&](int pool) {
       if (!at(pool).verify_plan) plan(pool, batch);
-      verify(pool, Moment::tail, at(pool).verify_plan->view());
+      verify(pool, Moment::tail, *at(pool).verify_plan, at(pool).readers);
       write(pool, Moment::tail, batch);
       at(pool).verify_plan.reset();
     });
@@ -216,7 +225,7 @@ class SglangBackend final : public Backend {
         part.prev_slots[n++] = p.prev_slots[i];
       }
       part.num_valid = static_cast<std::int32_t>(n);
-      verify(pool, moment, part.view());
+      verify(pool, moment, part, {{part.num_valid, owner, row}});
       at(pool).verify_plan.reset();
     });
   }
@@ -279,6 +288,17 @@ class SglangBackend final : public Backend {
       n = std::clamp<std::int64_t>(n, 0, table.columns + 1);
       capacity += n;
     }
+    const bool has_window = windowed && p.spec.kind == PoolKind::swa &&
+                            !p.spec.full_to_swa.empty() && p.spec.window > 0;
+    p.readers.clear();
+    for (std::size_t r = 0; r < prefixes.size(); ++r) {
+      const bool active = batch.rows[r] != sg::kPaddingRow;
+      const std::int64_t listed = !active      ? 0
+                                  : has_window ? std::min(prefixes[r], p.spec.window)
+                                               : prefixes[r];
+      const std::int64_t before = p.readers.empty() ? 0 : p.readers.back().end_entry;
+      p.readers.push_back({before + listed, batch.owners[r], batch.rows[r]});
+    }
     p.verify_plan.emplace(std::max<std::int64_t>(1, capacity));
     p.write_plan.emplace(static_cast<std::int64_t>(batch.rows.size()));
     sg::PlanInput in;
@@ -322,11 +342,42 @@ class SglangBackend final : public Backend {
     return c;
   }
 
-  void verify(int pool, Moment moment, const sg::VerifyPlan& plan) {
+  void verify(int pool, Moment moment, sg::HostVerifyPlan& plan,
+              const std::vector<Reader>& readers) {
     const std::int64_t before = slot_runs_;
-    sg::verify(context(pool, moment), plan, check_tokens_, {}, options_.threads);
+    sg::verify(context(pool, moment), plan.view(), check_tokens_, {}, options_.threads);
     count(stats.records_verified, pool, moment, before);
-    drain(pool, moment);
+    const ZeroArray<Record>& records = moment == Moment::head ? at(pool).head : at(pool).tail;
+    // Rows come in the order of their entries, and say what their entry expected: so the first
+    // entry that expects the same is the one, and tells what the format leaves out.
+    std::int64_t entry = 0;
+    drain(pool, moment, [&](Violation& v) {
+      for (; entry < plan.num_valid; ++entry) {
+        const auto i = static_cast<std::size_t>(entry);
+        const std::int64_t prev = plan.prev_slots[i];
+        const std::uint64_t chain = prev < 0 ? sg::hash::kAnchorHash
+                                    : prev == sg::kPaddingSlot || !at(pool).has(prev)
+                                        ? v.stored_chain
+                                        : sg::chain_hash(std::bit_cast<sg::Record>(records[prev]));
+        const std::int64_t token = check_tokens_ ? plan.tokens[i] : v.expected_token;
+        const bool misplaced = plan.positions[i] != v.stored_position;
+        if (plan.slots[i] != v.slot || token != v.expected_token || chain != v.expected_chain ||
+            misplaced != ((v.reasons & Reason::position) != Reason::none)) {
+          continue;
+        }
+        v.expected_position = plan.positions[i];
+        v.prev_slot = prev;
+        const auto reader =
+            std::upper_bound(readers.begin(), readers.end(), entry,
+                             [](std::int64_t e, const Reader& r) { return e < r.end_entry; });
+        if (reader != readers.end()) {
+          v.request = reader->owner;
+          v.row = reader->row;
+        }
+        ++entry;
+        return;
+      }
+    });
   }
 
   void write(int pool, Moment moment, const Batch& batch) {
@@ -346,7 +397,26 @@ class SglangBackend final : public Backend {
     const std::int64_t before = slot_runs_;
     sg::write(context(pool, moment), p.write_plan->view(), in, {}, options_.threads);
     count(moment == Moment::tail ? stats.records_written : ignored_, pool, moment, before);
-    drain(pool, moment);
+    const std::span<const std::int64_t> slots(in.out_cache_loc.as<const std::int64_t>(),
+                                              batch.out_cache_loc.size());
+    std::size_t token = 0;  // rows come in the order of the tokens
+    drain(pool, moment, [&](Violation& v) {
+      while (token < slots.size() &&
+             (slots[token] != v.slot || batch.input_ids[token] != v.stored_token ||
+              batch.positions[token] != v.stored_position)) {
+        ++token;
+      }
+      const std::vector<std::int64_t>& ends = p.write_plan->offsets;  // the first is 0
+      const auto end =
+          std::upper_bound(ends.begin() + 1, ends.end(), static_cast<std::int64_t>(token));
+      if (end == ends.end()) return;
+      const auto r = static_cast<std::size_t>(end - ends.begin() - 1);
+      v.request = batch.owners[r];
+      v.row = batch.rows[r];
+      v.prev_slot =
+          static_cast<std::int64_t>(token) == ends[r] ? p.write_plan->seeds[r] : slots[token - 1];
+      ++token;
+    });
   }
 
   void count(std::uint64_t& counter, int pool, Moment moment, std::int64_t before) {
@@ -370,14 +440,15 @@ class SglangBackend final : public Backend {
       }
       check_tokens_ = false;
       sg::HostVerifyPlan plan = sg::sweep_plan(entries);
-      verify(pool, Moment::sweep, plan.view());
+      verify(pool, Moment::sweep, plan, {});
       swept = true;
     }
     if (swept) ++stats.sweeps;
   }
 
-  /// The ring's new rows as violations; then it is empty again.
-  void drain(int pool, Moment moment) {
+  /// The ring's new rows as violations, which `complete` fills up; then it is empty again.
+  template <class Complete>
+  void drain(int pool, Moment moment, Complete&& complete) {
     const auto found = static_cast<std::int64_t>(ring_index_);
     const std::int64_t stored = std::min(found, options_.ring_capacity);
     for (std::int64_t i = 0; i < stored; ++i) {
@@ -401,6 +472,7 @@ class SglangBackend final : public Backend {
         v.expected_chain = static_cast<std::uint64_t>(f[6]);
       }
       v.first_step = v.last_step = step;
+      complete(v);
       const std::uint64_t life = at(pool).has(v.slot) ? at(pool).lives[v.slot] : 0;
       reporter_.report(std::move(v), life);
     }

@@ -514,6 +514,11 @@ TEST(SglangFormat, LegalStepsAndEveryFaultItKnows) {
     EXPECT_EQ(v[0].format, Format::sglang);
     EXPECT_EQ(v[0].moment, Moment::tail);
     EXPECT_EQ(names_of(v[0].reasons), "kv_bytes");
+    // What the format's own report leaves out.
+    EXPECT_EQ(v[0].request, 1u);
+    EXPECT_EQ(v[0].row, 1);
+    EXPECT_EQ(v[0].expected_position, 1);
+    EXPECT_EQ(v[0].prev_slot, 1);
   }
   {
     auto rig = fresh();

@@ -107,6 +107,32 @@ TEST(FaultLab, AllClassesTogetherAreCaughtOrAccountedFor) {
   EXPECT_EQ(r.result.faults.size(), 80u);
 }
 
+// The format has no ledger and names no owner, and yet its reports lead to the faults: by the slot,
+// the request that read it, or the record before it.
+TEST(FaultLab, InTheSglangFormatEveryAlarmIsExplained) {
+  for (const bool swa : {false, true}) {
+    EngineOptions o = small_options();
+    o.canary.format = canary::Format::sglang;
+    if (swa) {
+      o.host_tokens = 0;
+      o.window = 48;
+    }
+    for (const std::uint64_t seed : {1u, 2u}) {
+      const Replayed r = replayed("all:100", o, seed);
+      EXPECT_EQ(r.result.counters.false_alarms, 0) << testing::PrintToString(r.unexplained);
+      EXPECT_EQ(r.result.count(FaultState::missed), 0) << describe(r.result.faults);
+      EXPECT_GE(r.result.count(FaultState::detected), 40) << describe(r.result.faults);
+      for (const InjectedFault& f : r.result.faults) {
+        // Every step walks every cell, so a cell that shows another slot is seen at once.
+        if (f.kind != "remap" && f.kind != "swapped_slots" && f.kind != "stale_page") continue;
+        if (f.pool >= 0) {
+          EXPECT_EQ(f.state, FaultState::detected) << describe({f});
+        }
+      }
+    }
+  }
+}
+
 TEST(FaultLab, VerifyAllCatchesThemToo) {
   EngineOptions o = small_options();
   o.canary.verify = canary::VerifyPolicy::all;
