@@ -217,7 +217,9 @@ void add_explain(CLI::App& app, int& exit_code) {
   // A pasted line may hold words that begin with a dash.
   cmd->allow_extras();
   cmd->callback([cmd, args, &exit_code] {
-    for (const std::string& word : cmd->remaining()) args->words.push_back(word);
+    for (const std::string& word : cmd->remaining()) {
+      if (word != "--") args->words.push_back(word);
+    }
     explain(args->words, args->json);
     exit_code = kFine;
   });

@@ -96,6 +96,17 @@ void check_output() {
     raise(errors::Page::output_not_written, {{"got", std::generic_category().message(errno)}});
 }
 
+// The arguments, last one first as CLI11 wants them. It takes "[...]" for a list, and a line that
+// is pasted to `explain` may begin and end so: a space in front makes it a word.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = argc; i-- > 1;) {
+    const bool bracketed = argv[i][0] == '[' && std::string_view(argv[1]) == "explain";
+    words.push_back((bracketed ? " " : "") + std::string(argv[i]));
+  }
+  return words;
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   app.name("serinus");
   app.set_version_flag("--version", std::string("serinus ") + version_string());
@@ -111,7 +122,7 @@ int run(CLI::App& app, int argc, char** argv) {
   add_attend(app, exit_code);
   add_completion(app, exit_code);
   try {
-    app.parse(argc, argv);
+    app.parse(words_of(argc, argv));
   } catch (const CLI::Success& e) {  // --help, --version
     app.exit(e);
   } catch (const CLI::ParseError& e) {

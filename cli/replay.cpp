@@ -6,13 +6,14 @@
 
 #include <atomic>
 #include <csignal>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/raise.h"
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/replay_report.h"
@@ -90,6 +91,11 @@ int run(const Arguments& args) {
   run.seed = args.seed;
   run.options = engine_options(args);
   engine::FaultSpec faults = engine::parse_fault_spec(args.faults);
+  if (args.no_canary && !faults.empty()) {
+    raise(errors::Page::engine_option, {{"name", "faults"},
+                                        {"want", "none with --no-canary: nobody would look"},
+                                        {"got", args.faults}});
+  }
 
   std::vector<engine::TraceRequest> trace;
   engine::TraceReader reader(args.trace, args.trace_options);
@@ -205,35 +211,28 @@ void add_replay(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->group(schedule);
   cmd->add_option("--seed", args->seed, "Same seed, same result")
+      ->check(CLI::NonNegativeNumber)  // a negative one would wrap
       ->capture_default_str()
       ->group(schedule);
 
   const char* watch = "Canary";
-  const std::map<std::string, canary::Format> formats{{"serinus", canary::Format::serinus},
-                                                      {"sglang", canary::Format::sglang}};
-  cmd->add_option("--format", args->format, "Record format: serinus or sglang")
-      ->transform(CLI::CheckedTransformer(formats))
-      ->default_str("serinus")
+  add_choice(*cmd, "--format", args->format,
+             {{"serinus", canary::Format::serinus}, {"sglang", canary::Format::sglang}},
+             "Record format")
       ->group(watch);
-  const std::map<std::string, canary::VerifyPolicy> policies{
-      {"rolling", canary::VerifyPolicy::rolling}, {"all", canary::VerifyPolicy::all}};
-  cmd->add_option("--verify", args->verify,
-                  "rolling: in full what is newly reused, the rest in turn within the budget; all: "
-                  "every prefix at every step")
-      ->transform(CLI::CheckedTransformer(policies))
-      ->default_str("rolling")
+  add_choice(*cmd, "--verify", args->verify,
+             {{"rolling", canary::VerifyPolicy::rolling}, {"all", canary::VerifyPolicy::all}},
+             "rolling: in full what is newly reused, the rest in turn within the budget; all: "
+             "every prefix at every step (what the sglang format always does)")
       ->group(watch);
   cmd->add_option("--budget", args->budget, "Records that a step re-checks (rolling)")
       ->check(at_least(1))
       ->capture_default_str()
       ->group(watch);
-  const std::map<std::string, RealData> depths{
-      {"none", RealData::none}, {"partial", RealData::partial}, {"all", RealData::all}};
-  cmd->add_option("--real-data", args->real_data,
-                  "KV bytes: none at all; partial: first and last 16 bytes of each segment are "
-                  "digested; all")
-      ->transform(CLI::CheckedTransformer(depths))
-      ->default_str("all")
+  add_choice(
+      *cmd, "--real-data", args->real_data,
+      {{"none", RealData::none}, {"partial", RealData::partial}, {"all", RealData::all}},
+      "KV bytes: none at all; partial: first and last 16 bytes of each segment are digested; all")
       ->group(watch);
   cmd->add_flag("--no-canary", args->no_canary, "Replay without the canary, to see what it costs")
       ->group(watch);

@@ -38,7 +38,9 @@ void add_trace_gen(CLI::App& app, int& exit_code) {
   cmd->add_option("--requests", args->model.requests, "How many requests")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000'000}))
       ->capture_default_str();
-  cmd->add_option("--seed", args->model.seed, "Same seed, same bytes")->capture_default_str();
+  cmd->add_option("--seed", args->model.seed, "Same seed, same bytes")
+      ->check(CLI::NonNegativeNumber)  // a negative one would wrap
+      ->capture_default_str();
   cmd->add_option("-o,--output", args->output, "File to write; - is standard output")
       ->capture_default_str();
   cmd->callback([args, &exit_code] {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "base/raise.h"
 #include "engine/json_line.h"
@@ -56,19 +57,21 @@ bool LineReader::fill() {
 }
 
 bool LineReader::next(std::string_view& line) {
+  if (std::exchange(too_long_, false)) {  // the rest of the line before
+    std::size_t end = std::string::npos;
+    while ((end = buffer_.find('\n', at_)) == std::string::npos) {
+      at_ = buffer_.size();
+      if (!fill()) return false;
+    }
+    at_ = end + 1;
+  }
   std::size_t searched = 0;
   std::size_t end = std::string::npos;
-  too_long_ = false;
   for (;;) {
     end = buffer_.find('\n', at_ + searched);
     if (end != std::string::npos) break;
     searched = buffer_.size() - at_;
-    if (searched > kMaxLine) {
-      // Keep the first bytes for the message and forget the rest of the line as it comes.
-      too_long_ = true;
-      buffer_.resize(at_ + kMaxLine);
-      searched = kMaxLine;
-    }
+    if (searched > kMaxLine) break;
     if (!fill()) {
       end = buffer_.size();
       break;
@@ -76,9 +79,10 @@ bool LineReader::next(std::string_view& line) {
   }
   if (end == buffer_.size() && at_ == end) return false;
   ++line_number_;
-  line_ = std::string_view(buffer_).substr(at_, std::min(end - at_, kMaxLine));
-  too_long_ = too_long_ || end - at_ > kMaxLine;
-  at_ = std::min(end + 1, buffer_.size());
+  too_long_ = end == std::string::npos || end - at_ > kMaxLine;
+  const std::size_t size = too_long_ ? kMaxLine : end - at_;
+  line_ = std::string_view(buffer_).substr(at_, size);
+  at_ = too_long_ ? at_ + size : std::min(end + 1, buffer_.size());
   if (line_.ends_with('\r')) line_.remove_suffix(1);
   if (line_number_ == 1 && line_.starts_with("\xef\xbb\xbf")) line_.remove_prefix(3);
   line = line_;

@@ -20,8 +20,8 @@ class LineReader {
   LineReader(std::string name, std::string text);
 
   /// The next line without its end ("\n" or "\r\n"; a byte order mark is dropped), valid until the
-  /// next call. False at the end of the file. A line beyond kMaxLine is cut there and sets
-  /// too_long(). Throws InputError where the file cannot be read on.
+  /// next call. False at the end of the file. A line beyond kMaxLine is cut there, before the
+  /// rest of it is read, and is a fault(). Throws InputError where the file cannot be read on.
   bool next(std::string_view& line);
 
   /// Why the last line cannot be text, or empty: too long, NUL bytes, not UTF-8.

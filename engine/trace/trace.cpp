@@ -118,8 +118,12 @@ void parse_json(std::string_view line, bool qwen, TraceRequest& r) {
     }
     json.finish();
   } catch (const JsonFault& fault) {
+    // A line that ends too early is shown by its end.
+    constexpr std::size_t kEnd = 40;
+    const std::size_t at =
+        fault.offset < line.size() ? fault.offset : line.size() - std::min(line.size(), kEnd);
     throw BadLine{key.empty() ? "line" : key, fmt::format("{} (byte {})", fault.why, fault.offset),
-                  printable(line.substr(std::min(fault.offset, line.size())))};
+                  printable(line.substr(at))};
   }
   const auto require = [&](Field f, const char* name) {
     if ((seen & 1u << f) == 0) throw BadLine{name, "is missing", printable(line)};
@@ -255,13 +259,26 @@ TraceReader::TraceReader(LineReader lines, TraceOptions options)
     : lines_(std::move(lines)), options_(options) {
   pending_ = next_line();
   if (!pending_) raise_empty();
-  if (options_.format == TraceFormat::automatic) {
+  const std::string first = printable(line_);
+  while (options_.format == TraceFormat::automatic) {
     options_.format = detect(line_);
-    if (options_.format == TraceFormat::automatic) {
+    if (options_.format != TraceFormat::automatic) break;
+    if (options_.skip_bad) skip("line", "is of no known trace format", printable(line_));
+    if (!options_.skip_bad || !next_line()) {
       raise(errors::Page::trace_format_unknown,
-            {{"file", printable(lines_.name(), 400)}, {"got", printable(line_)}});
+            {{"file", printable(lines_.name(), 400)}, {"got", first}});
     }
   }
+}
+
+// Raises what is wrong with the current line, or counts it.
+void TraceReader::skip(const std::string& field, const std::string& why, const std::string& got) {
+  const std::string place =
+      fmt::format("{}:{}", printable(lines_.name(), 400), lines_.line_number());
+  const std::initializer_list<ErrorField> fields = {
+      {"place", place}, {"name", printable(field)}, {"why", why}, {"got", got}};
+  if (!options_.skip_bad) raise(errors::Page::trace_line_malformed, fields);
+  if (skipped_++ == 0) first_skipped_ = error_message(errors::Page::trace_line_malformed, fields);
 }
 
 // The next line that is not blank, nor Azure's header.
@@ -294,14 +311,7 @@ bool TraceReader::next(TraceRequest& request) {
         parse_json(line_, options_.format == TraceFormat::qwen, request);
       }
     } catch (const BadLine& bad) {
-      const std::string place =
-          fmt::format("{}:{}", printable(lines_.name(), 400), lines_.line_number());
-      const std::initializer_list<ErrorField> fields = {
-          {"place", place}, {"name", printable(bad.field)}, {"why", bad.why}, {"got", bad.got}};
-      if (!options_.skip_bad) raise(errors::Page::trace_line_malformed, fields);
-      if (skipped_++ == 0) {
-        first_skipped_ = error_message(errors::Page::trace_line_malformed, fields);
-      }
+      skip(bad.field, bad.why, bad.got);
       continue;
     }
     ++read_;

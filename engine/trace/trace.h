@@ -61,6 +61,7 @@ class TraceReader {
   TraceReader(LineReader lines, TraceOptions options);
   bool next_line();
   [[noreturn]] void raise_empty() const;
+  void skip(const std::string& field, const std::string& why, const std::string& got);
 
   LineReader lines_;
   TraceOptions options_;

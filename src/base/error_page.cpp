@@ -290,7 +290,9 @@ bool MessageTemplate::matches(std::string_view line) const {
     std::swap(reached, next);
     if (k == keys.size()) break;
     std::ranges::fill(next, 0);
-    const bool one_word = is_one_word(keys[k]);
+    // Behind a text that says whose message it is, a name may be several words: in "kv-canary:
+    // {name} must be ..." the name of a call and its argument.
+    const bool one_word = is_one_word(keys[k]) && (k > 0 || literal.empty());
     bool open = false;
     for (std::size_t i = 0; i <= line.size(); ++i) {
       if (open && one_word && is_space(line[i - 1])) open = false;

@@ -29,8 +29,8 @@ struct MessageTemplate {
   /// Characters that are not placeholders, spaces left out: how specific it is.
   std::size_t literal_size() const noexcept;
   /// Whether `line` holds the message, with anything before it that ends at a word's edge and
-  /// nothing behind it but punctuation. {name}, {argument}, {other} and {size} stand for one word,
-  /// other placeholders for any text.
+  /// nothing behind it but punctuation. {name}, {argument}, {other} and {size} stand for one word
+  /// unless they come first, behind some text; other placeholders for any text.
   bool matches(std::string_view line) const;
 };
 

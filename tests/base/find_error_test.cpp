@@ -26,6 +26,10 @@ TEST(FindError, ByIdAndSlugInAnyCase) {
   EXPECT_EQ(found("SRN10011"), "");
 }
 
+TEST(FindError, ByTitle) {
+  for (const ErrorEntry& e : error_reference()) EXPECT_EQ(found(std::string(e.title)), e.slug);
+}
+
 TEST(FindError, TheMostSpecificMessageWins) {
   EXPECT_EQ(found("kv must be contiguous"), "kv-must-be-contiguous");
   EXPECT_EQ(found("out must be contiguous"), "not-contiguous");
@@ -35,6 +39,13 @@ TEST(FindError, TheMostSpecificMessageWins) {
   EXPECT_EQ(found("my_kv must be contiguous"), "not-contiguous");
   EXPECT_EQ(found("out must have shape (4, 64, 512), got (4, 64, 576)"), "wrong-shape");
   EXPECT_EQ(found("kv d_qk must match q d_qk=576, got 512"), "size-mismatch");
+  // The name of a call and its argument, where a name stands.
+  EXPECT_EQ(found("TypeError: kv-canary: scatter_req_token_ids flat_in must be int64, got int32"),
+            "canary-scatter-dtype");
+  EXPECT_EQ(found("kv-canary: scatter_req_token_ids pool_out must be 2-D, got shape (4,)"),
+            "canary-not-2d");
+  EXPECT_EQ(found("[rank0] kv-canary: scatter_req_token_ids offsets must be 1-D, got shape (4, 2)"),
+            "canary-not-1d");
 }
 
 TEST(FindError, WhateverStandsBeforeIt) {

@@ -50,6 +50,14 @@ TEST(Explain, WordsThatBeginWithADashArePartOfTheLine) {
   const CommandResult r =
       run_command("explain x must have a contiguous last dimension, got stride -2");
   EXPECT_TRUE(r.out.starts_with("SRN1008")) << r.out << r.err;
+  const CommandResult dashed = run_command("explain -- '--x must be contiguous'");
+  EXPECT_TRUE(dashed.out.starts_with("SRN1001")) << dashed.out << dashed.err;
+}
+
+TEST(Explain, ALineInBracketsIsALine) {
+  const CommandResult r =
+      run_command("explain '[rank0]: ValueError: q must have shape (s_q, h_q, d_qk), got [3, 4]'");
+  EXPECT_TRUE(r.out.starts_with("SRN1002")) << r.out << r.err;
 }
 
 TEST(Explain, APageHoldsEverything) {

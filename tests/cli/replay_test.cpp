@@ -171,6 +171,11 @@ TEST_F(Replay, OptionsThatCannotBeAreNamed) {
   expect("--faults nonsense:3", 2, "SRN5");
   expect("--budget 0", 2, "SRN6001");
   expect("--requests -1", 2, "SRN6001");
+  expect("--format 0", 2, "SRN6001: command line: --format: 0 not in {serinus,sglang}");
+  expect("--verify some", 2, "SRN6001: command line: --verify: some not in {rolling,all}");
+  expect("--real-data 1", 2, "SRN6001: command line: --real-data: 1 not in {none,partial,all}");
+  expect("--seed -1", 2, "SRN6001");
+  expect("--no-canary --faults byte_flip:1", 2, "SRN5001");
 }
 
 TEST_F(Replay, APoolTooSmallForARequestNamesIt) {

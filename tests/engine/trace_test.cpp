@@ -159,7 +159,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "\"hash_ids\": []}`"},
         BadCase{R"({"timestamp": 0, "input_length": 1, "input_tokens": 2})",
                 "input_tokens stands twice (an alias counts), got `2`"},
-        BadCase{R"({"timestamp": 0, "input_le)", "line ends within a string (byte 26), got ``"},
+        BadCase{R"({"timestamp": 0, "input_le)",
+                R"(line ends within a string (byte 26), got `{"timestamp": 0, "input_le`)"},
         BadCase{R"({"timestamp": 0, "input_length": 1, "x": )"
                 "[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
                 "x is nested too deeply (byte 73), got `[[[[[[[[[[[[[[[[[[[[[[`"},
@@ -178,6 +179,32 @@ TEST(Trace, NamesNulBytesAndLongLines) {
   EXPECT_TRUE(message.starts_with("SRN4103 t:2: line is longer than 4 MiB, got `xxx"));
   EXPECT_LT(message.size(), 200u);
   EXPECT_EQ(read_text(kGood + "\n"s + huge + "\n" + kGood + "\n", {.skip_bad = true}).size(), 2u);
+  EXPECT_EQ(read_text(kGood + "\n"s + huge, {.skip_bad = true}).size(), 1u);
+}
+
+// A line without an end is refused before all of it is read.
+TEST(Trace, ALineWithoutEndIsRefusedAtOnce) {
+  const std::string endless = "/dev/zero";
+  if (!std::filesystem::exists(endless)) GTEST_SKIP() << endless << " is not here";
+  try {
+    read_trace(endless, {.format = TraceFormat::mooncake});
+    ADD_FAILURE() << "no error";
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("line is longer than 4 MiB"), std::string::npos);
+  }
+}
+
+TEST(Trace, ABadFirstLineIsPassedOverToo) {
+  const std::string text = "garbage\n\xff\n" + std::string(kGood) + "\n";
+  EXPECT_EQ(read_text(text, {.skip_bad = true}).size(), 1u);
+  TraceReader reader("t", text, {.skip_bad = true});
+  TraceRequest r;
+  EXPECT_TRUE(reader.next(r));
+  EXPECT_EQ(r.line, 3u);
+  EXPECT_EQ(reader.skipped(), 2u);
+  EXPECT_EQ(reader.first_skipped(), "t:1: line is of no known trace format, got `garbage`");
+  EXPECT_EQ(error_of("garbage\nmore\n", {.skip_bad = true}),
+            "SRN4102 t is no known trace format: its first line is `garbage`");
 }
 
 TEST(Trace, NamesBadCsvCells) {
