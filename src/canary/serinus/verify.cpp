@@ -35,6 +35,13 @@ struct SoundRun {
   const std::int32_t* tokens;  ///< of the row, where any are known
   std::int64_t token_stride, token_offset, valid;
 
+  static std::uint64_t who(const Record& r) noexcept {
+    return std::uint64_t{r.generation} << 32 | r.owner;
+  }
+  bool is_stranger(const Record& r) const noexcept {
+    return (r.owner != owner) & !(attached & !newer(r.generation, epoch));
+  }
+
   /// How many of the n cells from `cell` on, in `slots`, are sound; `before` moves along. Lines of
   /// slots[i + kLinesAhead] are asked for, so the array is that much longer.
   template <bool kTokens>
@@ -42,22 +49,33 @@ struct SoundRun {
                       Before& before) const {
     std::uint64_t chain = before.chain;
     bool usable = before.usable;
+    // Most neighbours were written by one owner in one life: what follows from who wrote a record
+    // is worked out when that changes.
+    Record last = records[std::max(slots[0], 0)];
+    std::uint64_t last_who = who(last);
+    std::uint8_t mark = hash::mark(last);
+    bool stranger = is_stranger(last);
     std::int64_t i = 0;
     for (; i < n; ++i) {
-      if (slots[i + kLinesAhead] >= 0) {
-        __builtin_prefetch(records + slots[i + kLinesAhead]);
-        __builtin_prefetch(marks + slots[i + kLinesAhead]);
-      }
+      // A slot of -1 asks for what lies before the array: that reads nothing.
+      __builtin_prefetch(records + slots[i + kLinesAhead]);
+      __builtin_prefetch(marks + slots[i + kLinesAhead]);
       const std::int32_t slot = slots[i];
       if (slot < 0) break;
       const Record& r = records[slot];
+      if (who(r) != last_who) {
+        last_who = who(r);
+        mark = hash::mark(r);
+        stranger = is_stranger(r);
+      }
       const auto position = static_cast<std::uint32_t>(cell + i);
+      // chain_value() but for its last step, which changes five of 2^61 values: examine() takes it.
       const std::uint64_t now =
-          hash::chain_value(hash::chain_step(chain, hash::token_term(r.token, position)));
-      bool bad = marks[slot] != hash::mark(r);
+          hash::fold(hash::chain_step(chain, hash::token_term(r.token, r.position)));
+      bool bad = stranger | (r.chain == 0);
+      bad |= marks[slot] != mark;
       bad |= r.position != position;
       bad |= usable & (now != r.chain);
-      bad |= (r.owner != owner) & !(attached & !newer(r.generation, epoch));
       if constexpr (kTokens) {
         const std::int64_t at = cell + i + token_offset;
         if (at >= 0 && at < valid) {

@@ -11,6 +11,8 @@ namespace serinus::canary::sglang {
 namespace {
 
 constexpr std::int64_t kAhead = 32;  // entries between asking for a record's line and storing to it
+// The CPU's own look-ahead along the inputs stops at the end of each memory page.
+constexpr std::int64_t kInputsAhead = 512;
 constexpr std::int64_t kGrain = 8 * kGroup;  // entries a thread folds at a time
 // Below this a second thread costs more than it brings.
 constexpr std::int64_t kParallelTokens = 8192;
@@ -96,6 +98,11 @@ void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& 
   std::int64_t entries = 0;
   for (std::int64_t i = row.begin; i < end; ++i) {
     if (i + kAhead < end) prefetch<1>(p.context, slots[i + kAhead]);
+    if (i + kInputsAhead < end) {
+      __builtin_prefetch(slots + i + kInputsAhead);
+      __builtin_prefetch(tokens + i + kInputsAhead);
+      __builtin_prefetch(positions + i + kInputsAhead);
+    }
     if (slots[i] < 0) continue;
     ++entries;
     std::uint64_t real_kv_hash = 0;
