@@ -146,6 +146,27 @@ TEST(Faults, AttachedPrefixIsRecycled) {
   EXPECT_EQ(v[0].slot, 2);
 }
 
+TEST(Faults, AttachedSlotIsRecycledForTheSameText) {
+  Rig rig;
+  rig.alloc(1, {1, 2, 3});
+  rig.run(1, 0, {1, 2, 3}, {10, 11, 12});
+  rig.monitor.on_transfer(0, std::vector<std::int64_t>{1, 2, 3}, 1, 99);
+  rig.monitor.on_release(1);
+  rig.map(2, 0, {1, 2, 3});
+  rig.monitor.on_attach(2, 2, 0, 3);
+  rig.look(2, 3);
+  EXPECT_EQ(rig.names(), "none");
+  rig.free({2}, 99);
+  // The same tokens at the same positions: position, token, chain and digest are all as they were.
+  rig.alloc(3, {7, 2});
+  rig.run(3, 0, {7, 2}, {10, 11});
+  rig.verify(2, 0, 3);
+  const auto v = rig.monitor.poll();
+  ASSERT_EQ(v.size(), 1u);
+  EXPECT_EQ(names_of(v[0].reasons), "stale+double_owner");
+  EXPECT_EQ(v[0].slot, 2);
+}
+
 // ---------------------------------------------------------------- handed out twice
 
 TEST(Faults, FreeListHoldsASlotTwice) {
