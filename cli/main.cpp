@@ -2,6 +2,7 @@
 // read on; its kind decides the exit code.
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -138,6 +139,7 @@ int run(CLI::App& app, int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace serinus;
   using namespace serinus::cli;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error that can be told
   try {
     try {
       CLI::App app{"Serinus reads a KV cache fast and watches it always."};

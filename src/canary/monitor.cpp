@@ -137,8 +137,13 @@ int Monitor::add_pool(PoolSpec spec) {
     }
   }
   impl_->pools.push_back(std::move(spec));
-  impl_->reporter.add_pool_name(impl_->pools.back().name);
-  if (impl_->on()) impl_->backend->add_pool(impl_->pools.back());
+  try {
+    if (impl_->on()) impl_->backend->add_pool(impl_->pools.back());
+    impl_->reporter.add_pool_name(impl_->pools.back().name);
+  } catch (...) {  // no memory for its records: then there is no such pool, anywhere
+    impl_->pools.pop_back();
+    throw;
+  }
   return static_cast<int>(impl_->pools.size()) - 1;
 }
 

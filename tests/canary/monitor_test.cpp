@@ -1,7 +1,9 @@
 // The Monitor itself: options, modes, the ring, bounds against hostile tables, latency, threads.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <thread>
@@ -460,6 +462,37 @@ TEST(Threads, ResultsDoNotDependOnTheirNumber) {
   }
   EXPECT_FALSE(said[0].empty());
   EXPECT_EQ(said[0], said[1]);
+}
+
+// Address space runs out where a 64 GB record buffer is asked for; the pool before it works on.
+TEST(Monitor, APoolWithoutMemoryIsNoPool) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  // Sanitizers map terabytes for themselves, and end the program where memory ends.
+  std::ifstream statm("/proc/self/statm");
+  std::uint64_t pages = 0;
+  if (!(statm >> pages) || pages > (std::uint64_t{1} << 20)) GTEST_SKIP() << "a sanitizer runs";
+  for (const Format format : {Format::serinus, Format::sglang}) {
+    Options o;
+    o.format = format;
+    o.depth = Depth::none;
+    Monitor m(o);
+    PoolSpec spec;
+    spec.layout.page_size = 1;
+    spec.num_slots = 4;
+    ASSERT_EQ(m.add_pool(spec), 0);
+    rlimit little = before;
+    little.rlim_cur = rlim_t{8} << 30;
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+    spec.num_slots = std::numeric_limits<std::int32_t>::max();
+    EXPECT_THROW(m.add_pool(spec), std::bad_alloc);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    EXPECT_THROW(m.on_alloc(1, std::vector<std::int64_t>{1}, 1), ValueError);
+    spec.num_slots = 4;
+    EXPECT_EQ(m.add_pool(spec), 1);
+    m.on_alloc(1, std::vector<std::int64_t>{1}, 1);
+    EXPECT_EQ(m.state(1, 1), SlotState::empty);
+  }
 }
 
 // ---------------------------------------------------------------- the sglang format
