@@ -27,8 +27,7 @@ struct Command {
   std::vector<std::string> arguments;  // what its positional takes, where known
 };
 
-// The choices that a check shows in the type name: "TEXT:{bash,fish}", or with what each stands
-// for, "ENUM:value in {rolling->0,all->1} OR {0,1}".
+// The choices that a check shows in the type name: "TEXT:{bash,fish}".
 std::vector<std::string> choices(const CLI::Option& option) {
   std::vector<std::string> out;
   const std::string type = option.get_type_name();
@@ -39,7 +38,7 @@ std::vector<std::string> choices(const CLI::Option& option) {
     if (c != ',') {
       word += c;
     } else if (!word.empty()) {
-      out.push_back(word.substr(0, word.find("->")));
+      out.push_back(word);
       word.clear();
     }
   }

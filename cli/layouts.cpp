@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +11,7 @@
 
 #include <serinus/kv_layout.h>
 
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
 
@@ -151,17 +151,6 @@ void layouts(const Arguments& args) {
 }  // namespace
 
 void add_layouts(CLI::App& app, int& exit_code) {
-  static const std::map<std::string, DType> kDtypes = {{"bf16", DType::bf16},
-                                                       {"bfloat16", DType::bf16},
-                                                       {"e4m3", DType::e4m3},
-                                                       {"fp8", DType::e4m3},
-                                                       {"float8_e4m3fn", DType::e4m3},
-                                                       {"f32", DType::f32},
-                                                       {"float32", DType::f32},
-                                                       {"u8", DType::u8},
-                                                       {"uint8", DType::u8}};
-  static const std::map<std::string, HeadOrder> kOrders = {{"nhd", HeadOrder::nhd},
-                                                           {"hnd", HeadOrder::hnd}};
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand("layouts", "The named KV layouts: a list, or one drawn");
   cmd->add_option("name", args->name, "The layout to draw; without one, all are listed");
@@ -170,10 +159,19 @@ void add_layouts(CLI::App& app, int& exit_code) {
   cmd->add_option("--heads", args->heads, "KV heads, for mha_*")->check(CLI::Range(1, 1024));
   cmd->add_option("--head-size", args->head_size, "Elements a head, for mha_*")
       ->check(CLI::Range(1, 65536));
-  cmd->add_option("--dtype", args->dtype, "bf16, e4m3, f32 or u8, for mha_*")
-      ->transform(CLI::CheckedTransformer(kDtypes, CLI::ignore_case).description(""));
-  cmd->add_option("--order", args->order, "nhd or hnd, for mha_blocks_first and mha_packed")
-      ->transform(CLI::CheckedTransformer(kOrders, CLI::ignore_case).description(""));
+  add_choice(*cmd, "--dtype", args->dtype,
+             {{"bf16", DType::bf16},
+              {"bfloat16", DType::bf16},
+              {"e4m3", DType::e4m3},
+              {"fp8", DType::e4m3},
+              {"float8_e4m3fn", DType::e4m3},
+              {"f32", DType::f32},
+              {"float32", DType::f32},
+              {"u8", DType::u8},
+              {"uint8", DType::u8}},
+             "Type of the elements, for mha_*");
+  add_choice(*cmd, "--order", args->order, {{"nhd", HeadOrder::nhd}, {"hnd", HeadOrder::hnd}},
+             "Order of tokens and heads, for mha_blocks_first and mha_packed");
   cmd->add_flag("--json", args->json, "Print JSON");
   cmd->callback([args, &exit_code] {
     layouts(*args);

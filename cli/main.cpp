@@ -23,7 +23,8 @@ namespace {
 
 constexpr const char* kFooter = R"(exit codes:
   0  fine
-  1  a violation that no injected fault or expectation explains, or a visible fault missed
+  1  a violation that no injected fault or expectation explains, a visible fault missed, or an
+     output out of its budget (attend --check)
   2  the command line or the state asks for something that cannot be
   3  an input that cannot be read, or an output that cannot be written
   4  a bug in Serinus itself

@@ -157,7 +157,7 @@ void add_replay(CLI::App& app, int& exit_code) {
   cmd->add_option("trace", args->trace, "Trace: Mooncake or Qwen-Bailian JSONL, Azure CSV")
       ->required();
   const auto at_least = [](std::int64_t n) {
-    return CLI::Range(n, std::numeric_limits<std::int64_t>::max());
+    return CLI::Range(n, std::numeric_limits<std::int64_t>::max()).description("");
   };
   cmd->add_option("--requests", args->requests, "The first N requests only, 0 = all")
       ->check(at_least(0))

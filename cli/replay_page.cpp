@@ -25,9 +25,9 @@ constexpr std::string_view kStyle = R"css(
   --missed:#ff6b6b; --masked:#9aa0a8; --bar:#6aa9e6; } }
 body { margin:0 auto; max-width:1080px; padding:32px 24px 64px; background:var(--paper);
   color:var(--ink); font:15px/1.5 system-ui,sans-serif; }
-h1 { font-size:26px; margin:0 0 2px; } h2 { font-size:18px; margin:36px 0 8px; }
+h1 { font-size:26px; margin:0 0 2px; overflow-wrap:anywhere; } h2 { font-size:18px; margin:36px 0 8px; }
 p { margin:4px 0 12px; color:var(--soft); max-width:78ch; }
-.cards { display:grid; grid-template-columns:repeat(auto-fill,minmax(170px,1fr)); gap:12px; margin:20px 0; }
+.cards { display:grid; grid-template-columns:repeat(auto-fill,minmax(190px,1fr)); gap:12px; margin:20px 0; }
 .card, .figure { background:var(--card); border:1px solid var(--line); border-radius:10px; }
 .card { padding:12px 14px; } .card b { display:block; font-size:21px; font-weight:600;
   font-variant-numeric:tabular-nums; } .card span { color:var(--soft); font-size:13px; }
@@ -88,7 +88,9 @@ std::string cards(const ReplayRun& run) {
   const engine::Counters& c = r.counters;
   const auto share = [](double part, double whole) { return whole > 0 ? 100 * part / whole : 0; };
   std::string out = "<div class=\"cards\">\n";
-  out += card(std::to_string(c.false_alarms), "false alarms", c.false_alarms == 0 ? "good" : "bad");
+  out += run.options.watch ? card(std::to_string(c.false_alarms), "false alarms",
+                                  c.false_alarms == 0 ? "good" : "bad")
+                           : card("off", "the canary");
   if (!r.faults.empty()) {
     const std::int64_t missed = r.count(FaultState::missed);
     out += card(fmt::format("{} of {}", r.count(FaultState::detected), r.faults.size()),
@@ -312,8 +314,9 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
     const auto latencies = r.latencies();
     if (!latencies.empty())
       out +=
-          "<h2>Detection latency</h2>\n<p>Steps from injection to the first report; faults a "
-          "bar.</p>\n"
+          "<h2>Detection latency</h2>\n<p>Steps from injection to the first report, and how many "
+          "faults took "
+          "so many.</p>\n"
           "<div class=\"figure\">" +
           histogram(latencies) + "</div>\n";
     out += "<h2>Detection by class</h2>\n<div class=\"figure\">" + detection_table(r.faults) +

@@ -98,8 +98,8 @@ FaultSpec parse_fault_spec(std::string_view text) {
 
 std::string fault_spec_help() {
   std::string help =
-      "CLASS:COUNT,... with the classes below, or all:COUNT, which spreads COUNT faults over the "
-      "classes that the configuration has\n";
+      "CLASS:COUNT,... with the classes below (CLASS alone: one), or all:COUNT, which spreads "
+      "COUNT faults over the classes that the configuration has\n";
   for (const FaultClassInfo& c : kClasses) {
     help += fmt::format("  {:<19}{}{}\n", c.name, c.what,
                         c.needs.empty() ? "" : fmt::format(" (needs {})", c.needs));

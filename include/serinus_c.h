@@ -3,17 +3,18 @@
  *
  * Conventions
  * - A call returns SERINUS_OK or says what went wrong; serinus_last_error() then has the error's
- * id, its message and the argument at fault (one per thread). Outputs are untouched by a failed
- * call.
+ *   id, its message and the argument at fault (one per thread). Outputs are untouched by a failed
+ *   call.
  * - A struct that may grow begins with `struct_size`: set it to sizeof the struct, the rest to
- * zero, then fill in (`serinus_monitor_options o = {.struct_size = sizeof o};`). A program compiled
- *   against an older header keeps working with a newer library; fields that the library does not
+ *   zero, then fill in (`serinus_monitor_options o = {.struct_size = sizeof o};`). A program built
+ *   with an older header keeps working with a newer library; fields that the library does not
  *   know must be zero.
  * - A zero means the default wherever the comment gives one.
  * - Memory that is passed in belongs to the caller. Strings that come back are static unless noted.
  * - Handles are made by *_create and given back by *_destroy (null is fine). One thread at a time
- * may use a handle, except where noted. What the calls mean is documented where they are
- * implemented in C++: serinus/sparse_mla.h, serinus/canary.h, serinus/kv_layout.h, serinus/error.h.
+ *   may use a handle, except where noted.
+ * What the calls mean is documented where they are implemented in C++: serinus/sparse_mla.h,
+ * serinus/canary.h, serinus/kv_layout.h, serinus/error.h.
  */
 #ifndef SERINUS_C_H_
 #define SERINUS_C_H_
@@ -32,8 +33,7 @@ uint32_t serinus_c_abi_version(void);
 /* "major.minor.patch" */
 const char* serinus_version(void);
 
-/* ---- errors ------------------------------------------------------------------------------------
- */
+/* ---- errors ----------------------------------------------------------------------------- */
 
 typedef int32_t serinus_status;
 enum {
@@ -80,8 +80,7 @@ const serinus_error_page* serinus_error_page_at(size_t index);
 /* By id, by slug, or by a pasted error line; null if no page fits. */
 const serinus_error_page* serinus_find_error(const char* text, size_t size);
 
-/* ---- tensors -----------------------------------------------------------------------------------
- */
+/* ---- tensors ---------------------------------------------------------------------------- */
 
 typedef uint8_t serinus_dtype;
 enum {
@@ -115,8 +114,7 @@ typedef struct serinus_tensor {
  * tensor. */
 serinus_tensor serinus_dense(void* data, serinus_dtype dtype, int32_t rank, const int64_t* shape);
 
-/* ---- KV layouts --------------------------------------------------------------------------------
- */
+/* ---- KV layouts ------------------------------------------------------------------------- */
 
 typedef struct serinus_layout serinus_layout;
 
@@ -167,8 +165,7 @@ size_t serinus_layout_num_segments(const serinus_layout* layout);
 serinus_status serinus_layout_segment(const serinus_layout* layout, size_t index,
                                       serinus_segment* segment);
 
-/* ---- sparse MLA prefill ------------------------------------------------------------------------
- */
+/* ---- sparse MLA prefill ----------------------------------------------------------------- */
 
 typedef struct serinus_sparse_mla_args {
   uint32_t struct_size;
@@ -196,8 +193,7 @@ serinus_status serinus_sparse_mla_workspace_bytes(const serinus_sparse_mla_args*
 /* SERINUS_OK if serinus_sparse_mla_prefill would run; else the error that it would give. */
 serinus_status serinus_sparse_mla_can_run(const serinus_sparse_mla_args* args);
 
-/* ---- the canary --------------------------------------------------------------------------------
- */
+/* ---- the canary ------------------------------------------------------------------------- */
 
 typedef struct serinus_monitor serinus_monitor;
 

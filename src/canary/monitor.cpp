@@ -218,7 +218,9 @@ void Monitor::end_step(const Batch& batch, Stream) {
   });
   if (impl_->options.mode != Mode::raise) return;
   const std::string first = impl_->reporter.first_since_last_call();
-  if (!first.empty()) raise(errors::Page::canary_violation, {{"got", first}});
+  constexpr std::string_view kBeginning = "kv-canary violation: ";  // of to_text() and of the page
+  if (!first.empty())
+    raise(errors::Page::canary_violation, {{"got", first.substr(kBeginning.size())}});
 }
 
 void Monitor::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,

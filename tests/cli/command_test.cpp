@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include <serinus/error.h>
 #include <serinus/version.h>
@@ -40,6 +41,19 @@ TEST(Command, AUsageErrorNamesItsPageAndExitsWith2) {
   ASSERT_NE(find_error("SRN6001"), nullptr);
 }
 
+TEST(Command, AValueThatAnOptionDoesNotAcceptIsNamedWithThoseThatItDoes) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"replay t --format x", "--format: x not in {serinus,sglang}"},
+      {"layouts mha_nhd --order x", "--order: x not in {nhd,hnd}"},
+      {"layouts mha_nhd --dtype x", "--dtype: x not in {bf16,bfloat16,e4m3,"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const CommandResult r = run_command(arguments);
+    EXPECT_EQ(r.exit_code, 2) << arguments;
+    EXPECT_NE(r.err.find(message), std::string::npos) << arguments << ": " << r.err;
+  }
+}
+
 TEST(Command, ASlipGetsASuggestion) {
   EXPECT_NE(run_command("docter").err.find("did you mean doctor?"), std::string::npos);
   EXPECT_EQ(run_command("wrzlbrnft").err.find("did you mean"), std::string::npos);
@@ -64,6 +78,7 @@ TEST(Completion, BashOffersSubcommandsOptionsAndValues) {
   EXPECT_EQ(bash_offers("serinus doc", 1), "doctor\n");
   EXPECT_EQ(bash_offers("serinus --ver", 1), "--version\n");
   EXPECT_EQ(bash_offers("serinus completion z", 2), "zsh\n");
+  EXPECT_EQ(bash_offers("serinus replay --format s", 3), "serinus sglang\n");
   EXPECT_EQ(bash_offers("serinus doctor --he", 2), "--help\n");
 }
 
