@@ -63,7 +63,8 @@ std::vector<std::uint8_t> random_codes(std::size_t n, std::mt19937& random) {
 
 int main(int argc, char** argv) {
   // An inherited choice of kernel can halve sgemm: OpenBLAS is to take its best one. It reads the
-  // variable when it is loaded, so start again without it.
+  // variable when it is loaded, so the next start must be without it.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
   if (std::getenv("OPENBLAS_CORETYPE") != nullptr) {
     std::fprintf(stderr, "unset OPENBLAS_CORETYPE first: it chooses OpenBLAS's kernel\n");
     return 2;

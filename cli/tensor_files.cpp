@@ -301,7 +301,7 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
     unreadable(failed ? failed.message() : "it is no regular file");
   }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in) unreadable(std::strerror(errno));
+  if (!in) unreadable(std::generic_category().message(errno));
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(in.tellg()));
   in.seekg(0);
   in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -325,7 +325,8 @@ void write_file(const std::string& path, Write write) {
   if (!out || failed) {
     std::error_code ignored;
     std::filesystem::remove(partial, ignored);
-    raise(Page::tensor_file_not_written, {{"got", path}, {"why", std::strerror(reason)}});
+    raise(Page::tensor_file_not_written,
+          {{"got", path}, {"why", std::generic_category().message(reason)}});
   }
 }
 

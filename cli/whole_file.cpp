@@ -1,8 +1,9 @@
 #include "cli/whole_file.h"
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/raise.h"
@@ -41,7 +42,7 @@ void WholeFile::finish() {
 }
 
 void WholeFile::fail() const {
-  const char* why = errno != 0 ? std::strerror(errno) : "the write failed";
+  const std::string why = errno != 0 ? std::generic_category().message(errno) : "the write failed";
   raise(errors::Page::report_not_written, {{"got", path_}, {"why", why}});
 }
 

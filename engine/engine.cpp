@@ -85,7 +85,7 @@ Engine::Engine(const EngineOptions& options)
   if (options.host_tokens > 0) {
     std::vector<std::int64_t> bytes;
     for (const EnginePool& p : pools_) bytes.push_back(options.real_data ? p.kv.token_bytes() : 0);
-    host_.emplace(pages_of(options.host_tokens, options.page), options.page, std::move(bytes));
+    host_.emplace(pages_of(options.host_tokens, options.page), options.page, bytes);
   }
   if (!options.watch || options.canary.mode == canary::Mode::none) return;
 

@@ -165,8 +165,9 @@ void FaultLab::plan(Engine& engine) {
   for (Planned& p : waiting_) {
     p.at = 0.85 * static_cast<double>(random_.below(kResolution)) / kResolution;
   }
-  std::stable_sort(waiting_.begin(), waiting_.end(),
-                   [](const Planned& a, const Planned& b) { return a.at > b.at; });
+  std::sort(waiting_.begin(), waiting_.end(), [](const Planned& a, const Planned& b) {
+    return std::pair(a.at, a.kind) > std::pair(b.at, b.kind);
+  });
 }
 
 void FaultLab::step_begin(Engine& engine) {

@@ -3,7 +3,7 @@
 namespace serinus::engine {
 
 HostTier::HostTier(std::int64_t num_pages, std::int64_t page_size,
-                   std::vector<std::int64_t> token_bytes)
+                   std::span<const std::int64_t> token_bytes)
     : num_pages_(num_pages), page_size_(page_size) {
   for (const std::int64_t bytes : token_bytes) {
     const std::int64_t tokens = num_pages * page_size;

@@ -13,7 +13,8 @@ namespace serinus::engine {
 class HostTier {
  public:
   /// `pools[i]` = bytes of a token in pool i (0 without bytes).
-  HostTier(std::int64_t num_pages, std::int64_t page_size, std::vector<std::int64_t> token_bytes);
+  HostTier(std::int64_t num_pages, std::int64_t page_size,
+           std::span<const std::int64_t> token_bytes);
 
   std::int64_t num_pages() const noexcept { return num_pages_; }
   /// A free page, or -1.

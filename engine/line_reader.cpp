@@ -1,10 +1,10 @@
 #include "engine/line_reader.h"
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "base/raise.h"
@@ -27,7 +27,7 @@ LineReader::LineReader(const std::string& path) : name_(path) {
   if (std::filesystem::is_directory(path, status)) fail("it is a directory");
   errno = 0;
   auto file = std::make_unique<std::ifstream>(path, std::ios::binary);
-  if (!*file) fail(errno != 0 ? std::strerror(errno) : "it cannot be opened");
+  if (!*file) fail(errno != 0 ? std::generic_category().message(errno) : "it cannot be opened");
   in_ = std::move(file);
   fill();
   if (buffer_.starts_with("\x1f\x8b") || buffer_.starts_with("\x28\xb5\x2f\xfd") ||

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <utility>
 
 namespace serinus::engine {
 
@@ -45,8 +46,8 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
   }
   std::vector<std::size_t> order(trace.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return trace[a].arrival_us < trace[b].arrival_us;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(trace[a].arrival_us, a) < std::pair(trace[b].arrival_us, b);
   });
   ReplayProgress progress;
   progress.total_requests = static_cast<std::int64_t>(trace.size());

@@ -160,8 +160,9 @@ std::int64_t azure_time(std::string_view text) {
   const auto number = [&](std::size_t digits, std::string_view separators) {
     int value = 0;
     if (rest.size() < digits) fail();
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + digits, value);
-    if (error != std::errc{} || end != rest.data() + digits || value < 0) fail();
+    const char* const begin = rest.data();
+    const auto [end, error] = std::from_chars(begin, begin + digits, value);
+    if (error != std::errc{} || end != begin + digits || value < 0) fail();
     rest.remove_prefix(digits);
     if (!separators.empty()) {
       if (rest.empty() || separators.find(rest.front()) == std::string_view::npos) fail();

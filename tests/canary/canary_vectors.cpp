@@ -875,6 +875,7 @@ int run_file(const std::filesystem::path& path) {
 }
 
 std::filesystem::path default_file() {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
   if (const char* const named = std::getenv("SERINUS_CANARY_VECTORS")) return named;
   const std::filesystem::path source_dir = SERINUS_SOURCE_DIR;
   const auto shared = source_dir / ".." / "shared" / "spec" / "canary_vectors.json";

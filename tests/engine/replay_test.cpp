@@ -66,6 +66,7 @@ TEST(Replay, HitsWhatAnInfiniteCacheHits) {
 
 // Without the canary: the counts are the engine's alone.
 TEST(Replay, HitsTheGoldenNumberOfTheConversationTrace) {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
   const char* traces = std::getenv("SERINUS_TRACES");
   const std::filesystem::path path =
       std::filesystem::path(traces != nullptr ? traces : SERINUS_SOURCE_DIR "/../shared/traces") /

@@ -319,6 +319,7 @@ TEST(TraceGenerator, MakesTheShippedDemoTrace) {
 
 // The public traces, where the checkout lies beside them.
 std::string public_trace(const std::string& name) {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
   const char* dir = std::getenv("SERINUS_TRACES");
   return (dir != nullptr ? std::string(dir) : std::string(SERINUS_SOURCE_DIR "/../shared/traces")) +
          "/" + name;
