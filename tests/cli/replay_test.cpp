@@ -144,8 +144,8 @@ TEST_F(Replay, AReportThatCannotBeWrittenIsAnErrorAndLeavesNothing) {
 TEST_F(Replay, AFullDiskLeavesNoReportBehind) {
   const fs::path report = folder_ / "report";
   const CommandResult r = run_command(
-      "--version >/dev/null; ulimit -f 4; '" + std::string(SERINUS_COMMAND_PATH) +
-      "' replay '" + trace_.string() + "' --pool-tokens 20000 --report '" + report.string() + "'");
+      "--version >/dev/null; ulimit -f 4; '" + std::string(SERINUS_COMMAND_PATH) + "' replay '" +
+      trace_.string() + "' --pool-tokens 20000 --report '" + report.string() + "'");
   EXPECT_EQ(r.exit_code, 3);
   EXPECT_NE(r.err.find("error SRN4301"), std::string::npos) << r.err;
   EXPECT_FALSE(fs::exists(report / "report.html"));
