@@ -4,6 +4,7 @@
 // SGLang-compatible format are in canary_sglang.h. Formulas and bounds: docs/design/canary.md.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -38,6 +39,7 @@ enum class Moment : std::uint8_t {
   tail,   ///< after it: what the forward trampled
   sweep,  ///< over slots that no running request reads
 };
+inline constexpr std::size_t kNumMoments = 3;
 
 /// What is wrong with a slot: a set of bits, since one fault can show in several ways.
 enum class Reason : std::uint32_t {
@@ -53,6 +55,7 @@ enum class Reason : std::uint32_t {
   null_slot_dirty = 1u << 8,  ///< the reserved slot of a `clean` pool was written
   digest_differs_across_ranks = 1u << 9,
 };
+inline constexpr std::size_t kNumReasons = 10;  ///< reason i is the bit 1 << i
 constexpr Reason operator|(Reason a, Reason b) noexcept {
   return static_cast<Reason>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
 }
@@ -262,6 +265,18 @@ struct Stats {
   /// Every slot that is live now is checked again within so many steps (serinus format).
   std::int64_t sweep_bound_steps = 0;
   double seconds_head = 0, seconds_tail = 0, seconds_sweep = 0;
+  std::array<std::uint64_t, kNumMoments> checks{};  ///< how often each Moment was run
+  double last_sweep_time = 0;  ///< Unix time, s, at which the last of `sweeps` ended; 0 = none yet
+};
+
+/// What stats() says of one pool alone.
+struct PoolStats {
+  std::string name;
+  PoolKind kind = PoolKind::full;
+  std::int64_t num_slots = 0;
+  std::int64_t live_slots = 0;  ///< allocated when the last step ended; 0 with format sglang
+  /// Distinct violations by reason. One that shows in several ways counts under each of them.
+  std::array<std::uint64_t, kNumReasons> violations{};
 };
 
 /// What the sweep of the sglang format walks: the engine's prefix tree, flattened.
@@ -270,7 +285,7 @@ struct SweepEntry {
 };
 
 /// The canary of one engine: attach pools, announce what the allocator does, bracket every forward.
-/// Calls are made from one thread at a time; poll() and stats() from any.
+/// Calls are made from one thread at a time; poll(), stats() and pool_stats() from any.
 class Monitor {
  public:
   explicit Monitor(Options options);
@@ -343,6 +358,8 @@ class Monitor {
   };
   Tainted tainted();
   Stats stats() const;
+  /// By pool number. Current as of the last call of a moment or of flush().
+  std::vector<PoolStats> pool_stats() const;
 
   /// Raw state, for tests, dumps and fault injection.
   std::span<Record> records(int pool);

@@ -48,6 +48,8 @@ class Backend {
   virtual std::span<Record> records(int pool) = 0;
   virtual std::span<LedgerEntry> ledger(int pool) = 0;
   virtual SlotState state(int pool, std::int64_t slot) const = 0;
+  /// Allocated slots of one pool, where the format counts them.
+  virtual std::int64_t live_slots(int) const { return 0; }
   virtual std::int64_t num_sources(int pool) const = 0;
   virtual void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) = 0;
 

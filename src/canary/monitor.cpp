@@ -91,15 +91,32 @@ struct Monitor::Impl {
                slots * static_cast<std::size_t>(backend->num_sources(pool)));
   }
 
-  /// Runs one call, adding its time to `seconds`, and publishes the counters.
+  /// Runs the checks of one moment on the clock, and publishes the counters.
   template <class F>
-  void timed(double Stats::* seconds, F&& f) {
+  void timed(Moment moment, F&& f) {
+    static constexpr double Stats::* kSeconds[] = {&Stats::seconds_head, &Stats::seconds_tail,
+                                                   &Stats::seconds_sweep};
+    Stats& stats = backend->stats;
+    const std::uint64_t sweeps = stats.sweeps;
     const auto start = std::chrono::steady_clock::now();
     f();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    if (seconds != nullptr) backend->stats.*seconds += took.count();
+    stats.*kSeconds[static_cast<std::size_t>(moment)] += took.count();
+    ++stats.checks[static_cast<std::size_t>(moment)];
+    if (stats.sweeps != sweeps) {
+      stats.last_sweep_time =
+          std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+              .count();
+    }
+    publish();
+  }
+
+  void publish() {
     const std::lock_guard lock(mutex);
     published = backend->stats;
+    for (std::size_t i = 0; i < published_pools.size(); ++i) {
+      published_pools[i].live_slots = backend->live_slots(static_cast<int>(i));
+    }
   }
 
   Options options;
@@ -108,6 +125,7 @@ struct Monitor::Impl {
   std::unique_ptr<Backend> backend;
   mutable std::mutex mutex;
   Stats published;
+  std::vector<PoolStats> published_pools;  // without `violations`, which the reporter counts
 };
 
 Monitor::Monitor(Options options) {
@@ -140,6 +158,9 @@ int Monitor::add_pool(PoolSpec spec) {
   try {
     if (impl_->on()) impl_->backend->add_pool(impl_->pools.back());
     impl_->reporter.add_pool_name(impl_->pools.back().name);
+    const PoolSpec& added = impl_->pools.back();
+    const std::lock_guard lock(impl_->mutex);
+    impl_->published_pools.push_back({added.name, added.kind, added.num_slots, 0, {}});
   } catch (...) {  // no memory for its records: then there is no such pool, anywhere
     impl_->pools.pop_back();
     throw;
@@ -204,14 +225,14 @@ void Monitor::on_load(int pool, std::span<const Record> records,
 void Monitor::begin_step(const Batch& batch, Stream) {
   check_batch(batch, impl_->pools.size());
   if (!impl_->on()) return;
-  impl_->timed(&Stats::seconds_head, [&] { impl_->backend->head(batch); });
+  impl_->timed(Moment::head, [&] { impl_->backend->head(batch); });
 }
 
 void Monitor::end_step(const Batch& batch, Stream) {
   check_batch(batch, impl_->pools.size());
   if (!impl_->on()) return;
-  impl_->timed(&Stats::seconds_tail, [&] { impl_->backend->tail(batch); });
-  impl_->timed(&Stats::seconds_sweep, [&] {
+  impl_->timed(Moment::tail, [&] { impl_->backend->tail(batch); });
+  impl_->timed(Moment::sweep, [&] {
     impl_->backend->sweep();
     ++impl_->backend->step;
     ++impl_->backend->stats.steps;
@@ -227,14 +248,14 @@ void Monitor::verify_now(Moment moment, Owner owner, std::int64_t row, std::int6
                          std::int64_t end, const Batch& tables) {
   check_batch(tables, impl_->pools.size());
   if (!impl_->on()) return;
-  impl_->timed(nullptr,
-               [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables); });
+  impl_->timed(moment, [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables); });
 }
 
 void Monitor::stamp_now(const Batch& batch) {
   check_batch(batch, impl_->pools.size());
   if (!impl_->on()) return;
-  impl_->timed(nullptr, [&] { impl_->backend->stamp(batch); });
+  impl_->backend->stamp(batch);
+  impl_->publish();
 }
 
 std::uint64_t Monitor::request_digest(std::int64_t row, std::int64_t length,
@@ -267,7 +288,7 @@ std::vector<Violation> Monitor::poll() {
 
 void Monitor::flush() {
   if (!impl_->on()) return;
-  impl_->timed(&Stats::seconds_sweep, [&] { impl_->backend->flush(); });
+  impl_->timed(Moment::sweep, [&] { impl_->backend->flush(); });
 }
 
 Monitor::Tainted Monitor::tainted() {
@@ -285,6 +306,18 @@ Stats Monitor::stats() const {
   s.sightings = counts.sightings;
   s.dropped = counts.dropped;
   return s;
+}
+
+std::vector<PoolStats> Monitor::pool_stats() const {
+  std::vector<PoolStats> pools;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    pools = impl_->published_pools;
+  }
+  const std::vector<Reporter::ByReason> counts = impl_->reporter.counts_by_reason();
+  for (std::size_t i = 0; i < pools.size() && i < counts.size(); ++i)
+    pools[i].violations = counts[i];
+  return pools;
 }
 
 std::span<Record> Monitor::records(int pool) {

@@ -13,6 +13,14 @@ Reporter::Reporter(std::int64_t capacity, Mode mode)
 void Reporter::add_pool_name(std::string name) {
   const std::lock_guard lock(mutex_);
   pool_names_.push_back(std::move(name));
+  by_reason_.emplace_back();
+}
+
+void Reporter::count(int pool, Reason reasons) {
+  ByReason& counts = by_reason_[static_cast<std::size_t>(pool)];
+  for (std::size_t i = 0; i < kNumReasons; ++i) {
+    counts[i] += static_cast<std::uint32_t>(reasons) >> i & 1u;
+  }
 }
 
 std::size_t Reporter::KeyHash::operator()(const Key& k) const noexcept {
@@ -39,6 +47,7 @@ void Reporter::report(Violation v, std::uint64_t life) {
         std::erase_if(seen_, [&](const auto& s) { return s.second.round != round_; });
       }
       ++counts_.violations;
+      count(v.pool, v.reasons);
       seen_.emplace(key, Seen{v, round_, pending_.size()});
       pending_.push_back(v);
       if (v.slot >= 0) tainted_slots_.emplace(v.pool, v.slot);
@@ -48,6 +57,9 @@ void Reporter::report(Violation v, std::uint64_t life) {
     } else {
       Seen& s = found->second;
       const bool more = (s.violation.reasons | v.reasons) != s.violation.reasons;
+      // The reasons that are new.
+      count(v.pool, static_cast<Reason>(static_cast<std::uint32_t>(v.reasons) &
+                                        ~static_cast<std::uint32_t>(s.violation.reasons)));
       // What one sighting could not know, another can.
       Violation merged = s.violation;
       merged.reasons |= v.reasons;
@@ -114,6 +126,11 @@ Monitor::Tainted Reporter::take_tainted() {
 Reporter::Counts Reporter::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
+}
+
+std::vector<Reporter::ByReason> Reporter::counts_by_reason() const {
+  const std::lock_guard lock(mutex_);
+  return by_reason_;
 }
 
 std::string Reporter::first_since_last_call() {

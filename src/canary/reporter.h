@@ -1,6 +1,7 @@
 // Where violations gather until somebody takes them: one fault is one violation with a count.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <set>
@@ -36,6 +37,9 @@ class Reporter {
     std::uint64_t violations = 0, sightings = 0, dropped = 0;
   };
   Counts counts() const;
+  /// Distinct violations of a pool by reason; one with several reasons counts under each.
+  using ByReason = std::array<std::uint64_t, kNumReasons>;
+  std::vector<ByReason> counts_by_reason() const;
   /// One line about the first violation since the last call; empty if there was none.
   std::string first_since_last_call();
 
@@ -58,7 +62,10 @@ class Reporter {
   mutable std::mutex mutex_;
   std::size_t capacity_;
   Mode mode_;
+  void count(int pool, Reason reasons);
+
   std::vector<std::string> pool_names_;
+  std::vector<ByReason> by_reason_;  // by pool
   std::unordered_map<Key, Seen, KeyHash> seen_;
   std::vector<Violation> pending_;
   std::uint64_t round_ = 1;

@@ -65,6 +65,7 @@ class SerinusBackend final : public Backend {
   std::span<Record> records(int pool) override { return at(pool).records.span(); }
   std::span<LedgerEntry> ledger(int pool) override { return at(pool).ledger.span(); }
   SlotState state(int pool, std::int64_t slot) const override;
+  std::int64_t live_slots(int pool) const override { return at(pool).num_live; }
   std::int64_t num_sources(int pool) const override {
     return static_cast<std::int64_t>(at(pool).sources.size());
   }
