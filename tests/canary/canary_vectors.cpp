@@ -6,17 +6,21 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <serinus/canary_sglang.h>
+#include <serinus/canary_sglang_host.h>
+#include <serinus/error.h>
 
 #include "canary/sglang/hash.h"
 #include "tests/canary/sglang_endpoint.h"
@@ -766,6 +770,137 @@ void run_flip(const Json& c) {
   }
 }
 
+void run_capacities(const Json& c) {
+  const Json& in = at(c, "in");
+  const auto optional = [&](const char* key) {
+    const Json& value = at(in, key);
+    return value.is_null() ? std::optional<std::int64_t>() : integer(value);
+  };
+  CapacityInput input;
+  input.cuda_graph_max_bs = integer(in, "cuda_graph_max_bs");
+  input.req_to_token_pool_size = integer(in, "req_to_token_pool_size");
+  input.max_prefill_tokens = integer(in, "max_prefill_tokens");
+  input.chunked_prefill_size = optional("chunked_prefill_size");
+  input.speculative_num_draft_tokens = optional("speculative_num_draft_tokens");
+  input.pool_slot_count = integer(in, "pool_slot_count");
+  const LaunchCapacities got = launch_capacities(input);
+  const Json& out = at(c, "out");
+  expect_equal("per_forward_verify_capacity", got.per_forward_verify_capacity,
+               integer(out, "per_forward_verify_capacity"));
+  expect_equal("per_forward_write_req_capacity", got.per_forward_write_req_capacity,
+               integer(out, "per_forward_write_req_capacity"));
+  expect_equal("per_forward_write_entry_capacity", got.per_forward_write_entry_capacity,
+               integer(out, "per_forward_write_entry_capacity"));
+}
+
+ForwardMode mode_named(const std::string& name) {
+  for (int m = 0; m <= static_cast<int>(ForwardMode::prebuilt); ++m) {
+    if (name == name_of(static_cast<ForwardMode>(m))) return static_cast<ForwardMode>(m);
+  }
+  fail("no such mode: " + name);
+}
+
+void run_plan_input(const Json& c) {
+  const auto optional = [&](const char* key) {
+    return c.contains(key) ? integers(c, key) : std::vector<std::int64_t>();
+  };
+  const Json& out = at(c, "out");
+  const std::vector<std::int64_t> prefix = integers(out, "prefix_lens"),
+                                  extend = integers(out, "extend_seq_lens");
+  const std::vector<std::int64_t> positions = optional("positions"), seq = optional("seq_lens"),
+                                  extend_prefix = optional("extend_prefix_lens"),
+                                  extend_seq = optional("extend_seq_lens");
+  ForwardInput in;
+  in.mode = mode_named(text(c, "mode"));
+  in.batch_size = static_cast<std::int64_t>(prefix.size());
+  const std::vector<std::int64_t> rows(prefix.size(), 1);
+  in.rows = rows;
+  in.positions = positions;
+  in.seq_lens = seq;
+  in.extend_prefix_lens = extend_prefix;
+  in.extend_seq_lens = extend_seq;
+  if (c.contains("draft_token_num")) in.draft_token_num = integer(c, "draft_token_num");
+  // The static arrays are longer and hold the last step's values.
+  std::vector<std::int64_t> arrays[4];
+  for (auto& a : arrays) a.assign(prefix.size() + 3, 77);
+  fill_plan_lengths(in, {arrays[0], arrays[1], arrays[2], arrays[3]});
+  const auto grown = [](std::vector<std::int64_t> v) {
+    v.resize(v.size() + 3);
+    return v;
+  };
+  expect_equal("req_pool_indices", arrays[0], grown(rows));
+  expect_equal("prefix_lens", arrays[1], grown(prefix));
+  expect_equal("extend_seq_lens", arrays[2], grown(extend));
+  expect_equal("valid_lens", arrays[3], std::vector<std::int64_t>(prefix.size() + 3));
+}
+
+void run_swa_divergence(const Json& c) {
+  Table cells = table(at(c, "req_to_token"));
+  const std::vector<std::int64_t> mapping = integers(c, "full_to_swa_index_mapping");
+  const SwaDivergence got =
+      swa_divergence(view(cells.cells, cells.rows, cells.width), mapping,
+                     integers(c, "req_pool_indices"), integers(c, "seq_lens"));
+  expect_equal("swa_full_idx_divergence", got.swa_full_idx_divergence,
+               integer(c, "swa_full_idx_divergence"));
+  expect_equal("swa_out_of_window_tokens", got.swa_out_of_window_tokens,
+               integer(c, "swa_out_of_window_tokens"));
+  const std::string line = text(c, "log_line_example");
+  const std::vector<SwaDivergence> found = find_swa_divergence("INFO " + line + "\n");
+  if (found.size() != 1) fail("the example line was not found");
+  expect_equal("log_line_example", swa_divergence_line(found[0]), line);
+}
+
+// Steps the timeline to its end with every counter running, and notes after which steps what shows.
+void run_timeline(const Json& c) {
+  const std::int64_t produced = integer(c, "violation_produced_in_outer_step_1based");
+  const Json& stats = at(c, "stats_every_5");
+  const std::vector<std::int64_t> printed = integers(stats, "printed_after_steps");
+  const std::vector<std::int64_t> evaluated =
+      integers(at(c, "health_check"), "evaluated_after_steps");
+  const std::vector<std::int64_t> sweeps = integers(c, "sweep_interval_4_runs_at_0based_steps");
+  if (printed.empty() || evaluated.empty() || sweeps.empty() || evaluated.back() > 10000) {
+    fail("nothing to check");
+  }
+  const ViolationRow row{.kernel_kind = 0, .slot = 5, .fail_reason_bits = 1};
+  const std::vector<ViolationRow> ring(8, row);
+  std::vector<std::int64_t> swept, reported, printed_at, line_steps, stalled_at;
+  HostOptions options;
+  options.sweep_interval = 4;
+  options.stats_interval = 5;
+  options.tags = {LaunchTag::head_k_full};
+  HostTimeline lively(options);
+  HostTimeline dead(options);  // its kernels never run: each evaluation says so
+  for (std::int64_t step = 1; step <= evaluated.back(); ++step) {
+    std::vector<std::int64_t> runs(kNumLaunchTags, step), none(kNumLaunchTags, 0);
+    DeviceState now;
+    now.violations = step >= produced ? 1 : 0;
+    now.ring = ring;
+    now.kernel_run_counters = now.slot_run_counters = runs;
+    if (lively.sweep_due() && step - 1 <= sweeps.back()) swept.push_back(step - 1);
+    const HostReport report = lively.end_outer_step(now);
+    for (const std::string& text : report.violations) {
+      reported.push_back(step);
+      const std::string want = "step_when_pumped=" + std::to_string(integer(c, "step_when_pumped"));
+      if (!text.ends_with(want)) fail("expected " + want + " at the end of:\n" + text);
+    }
+    if (!report.stats_line.empty() && step <= printed.back()) {
+      printed_at.push_back(step);
+      line_steps.push_back(std::stoll(report.stats_line.substr(std::strlen("[canary] step="))));
+    }
+    now.kernel_run_counters = none;
+    try {
+      dead.end_outer_step(now);
+    } catch (const RuntimeError&) {
+      stalled_at.push_back(step);
+    }
+  }
+  expect_equal("sweeps", swept, sweeps);
+  expect_equal("reported_after_step", reported, {integer(c, "reported_after_step")});
+  expect_equal("printed_after_steps", printed_at, printed);
+  expect_equal("staged_after_steps", line_steps, integers(stats, "staged_after_steps"));
+  expect_equal("evaluated_after_steps", stalled_at, evaluated);
+}
+
 // ---------------------------------------------------------------- running them
 
 class Runner {
@@ -871,6 +1006,10 @@ int run_file(const std::filesystem::path& path) {
       });
   runner.section("report_text", each, run_report);
   runner.section("flip_first_byte", each, run_flip);
+  runner.section("capacities", each, run_capacities);
+  runner.section("plan_input", each, run_plan_input);
+  runner.section("swa_divergence", whole, run_swa_divergence);
+  runner.section("timeline", whole, run_timeline);
   return runner.finish();
 }
 
