@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Counts incompatible changes of this header. Compare with serinus_c_abi_version(). */
-#define SERINUS_C_ABI_VERSION 1
+#define SERINUS_C_ABI_VERSION 2
 
 uint32_t serinus_c_abi_version(void);
 /* "major.minor.patch" */
@@ -234,6 +234,7 @@ typedef struct serinus_monitor_options {
   int64_t ring_capacity;    /* 0 = the default */
   int32_t source_digests;   /* 1: a kv_bytes violation names the damaged layer and segment */
   int32_t reserved;
+  int64_t event_capacity; /* ledger events kept a pool, for reports; 0 = the default, -1 = none */
 } serinus_monitor_options;
 
 typedef struct serinus_pool {
@@ -277,6 +278,24 @@ typedef struct serinus_record {
   uint64_t chain, kv_digest;
 } serinus_record;
 
+/* What was announced about a slot; "peer" is the taker of a transfer, the other slot of a move. */
+enum {
+  SERINUS_EVENT_ALLOC = 0,
+  SERINUS_EVENT_FREE = 1,
+  SERINUS_EVENT_TRANSFER = 2,
+  SERINUS_EVENT_MOVED_FROM = 3,
+  SERINUS_EVENT_MOVED_TO = 4,
+  SERINUS_EVENT_STORE = 5,
+  SERINUS_EVENT_LOAD = 6
+};
+typedef struct serinus_event {
+  uint64_t step;
+  int64_t peer; /* -1 = none */
+  int32_t kind;
+  uint32_t owner;
+} serinus_event;
+#define SERINUS_MAX_EVENTS 4
+
 typedef struct serinus_violation {
   uint32_t reasons;
   int32_t moment, format, pool;
@@ -292,6 +311,8 @@ typedef struct serinus_violation {
   uint64_t first_step, last_step, count;
   int32_t layer;    /* with source_digests: the first damaged layer; else -1 */
   char segment[60]; /* and the segment of the layout within it, terminated; else "" */
+  uint64_t num_events;
+  serinus_event events[SERINUS_MAX_EVENTS]; /* the slot's last ones, oldest first */
 } serinus_violation;
 
 typedef struct serinus_monitor_stats {

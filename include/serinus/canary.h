@@ -158,6 +158,28 @@ std::optional<std::uint64_t> digest_contribution(const Source& source, std::int6
 std::uint64_t digest_add(std::uint64_t a, std::uint64_t b) noexcept;
 std::uint64_t digest_finish(std::uint64_t sum, Depth depth) noexcept;
 
+/// What was announced about a slot.
+enum class LedgerEventKind : std::uint8_t {
+  alloc,       ///< handed to `owner`
+  free,        ///< given back by `owner` (0 = not said)
+  transfer,    ///< from `owner` to the owner `peer`
+  moved_from,  ///< its content came from the slot `peer`
+  moved_to,    ///< its content went to the slot `peer`
+  store,       ///< its content was copied out
+  load,        ///< content from elsewhere was put into it, for `owner`
+};
+const char* name_of(LedgerEventKind) noexcept;
+
+struct LedgerEvent {
+  std::uint64_t step = 0;
+  LedgerEventKind kind = LedgerEventKind::alloc;
+  Owner owner = 0;
+  std::int64_t peer = -1;
+  friend bool operator==(const LedgerEvent&, const LedgerEvent&) = default;
+};
+/// "alloc:7@12": what, by whom, in which step; "transfer:7>9@13", "moved_to:>40@14".
+std::string to_text(const LedgerEvent& e);
+
 // ---------------------------------------------------------------- violations
 
 /// One fault at one slot. Values that a format does not know are -1 (or 0 for hashes).
@@ -181,7 +203,10 @@ struct Violation {
   std::int64_t prev_slot = -1;  ///< predecessor that the chain was checked against
   std::uint64_t first_step = 0, last_step = 0;
   std::uint64_t count = 1;  ///< sightings: one fault is one violation however often it is seen
+  std::vector<LedgerEvent> events;  ///< the slot's last ones before it was first seen, oldest first
 };
+/// How many events a violation carries, at most.
+inline constexpr std::size_t kEventsInAViolation = 4;
 
 /// One line, key=value. Frozen format (tests/canary/report_test.cpp).
 std::string to_text(const Violation& v, std::string_view pool_name);
@@ -231,6 +256,7 @@ struct Options {
                                 ///< names the layer and segment (and so the head) that differs
   std::int64_t sweep_interval = 16;   ///< sglang format only: steps from sweep to sweep, 0 = never
   std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled
+  std::int64_t event_capacity = 65536;  ///< ledger events kept a pool, for reports; 0 = none
   int threads = 1;
 };
 
@@ -355,8 +381,12 @@ class Monitor {
   struct Tainted {
     std::vector<std::pair<int, std::int64_t>> slots;  ///< (pool, slot)
     std::vector<Owner> requests;
+    bool complete = true;  ///< false: more than 64 x ring_capacity of either; evict everything
   };
   Tainted tainted();
+  /// The last things announced about a slot, at most `n`, oldest first. From any thread.
+  std::vector<LedgerEvent> events(int pool, std::int64_t slot,
+                                  std::size_t n = kEventsInAViolation) const;
   Stats stats() const;
   /// By pool number. Current as of the last call of a moment or of flush().
   std::vector<PoolStats> pool_stats() const;

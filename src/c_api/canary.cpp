@@ -51,6 +51,7 @@ canary::Options options_of(const serinus_monitor_options* pointer) {
   if (given.bytes_per_step != 0) o.bytes_per_step = given.bytes_per_step;
   if (given.sweep_interval != 0) o.sweep_interval = std::max<std::int64_t>(given.sweep_interval, 0);
   if (given.ring_capacity != 0) o.ring_capacity = given.ring_capacity;
+  if (given.event_capacity != 0) o.event_capacity = std::max<std::int64_t>(given.event_capacity, 0);
   o.source_digests = one_of("source_digests", given.source_digests, {false, true});
   return o;
 }
@@ -124,6 +125,11 @@ serinus_violation violation_for_c(const canary::Violation& v) {
   c.format = static_cast<std::int32_t>(v.format);
   copy_numbers(v, c);
   v.segment.copy(c.segment, sizeof c.segment - 1);
+  static_assert(SERINUS_MAX_EVENTS == canary::kEventsInAViolation);
+  for (const canary::LedgerEvent& e : v.events) {
+    if (c.num_events == SERINUS_MAX_EVENTS) break;
+    c.events[c.num_events++] = {e.step, e.peer, static_cast<std::int32_t>(e.kind), e.owner};
+  }
   return c;
 }
 
@@ -135,6 +141,13 @@ canary::Violation violation_of(const serinus_violation& v) {
   out.format = one_of("format", v.format, {Format::serinus, Format::sglang});
   copy_numbers(v, out);
   out.segment.assign(v.segment, strnlen(v.segment, sizeof v.segment));
+  for (std::size_t i = 0; i < std::min<std::uint64_t>(v.num_events, SERINUS_MAX_EVENTS); ++i) {
+    using enum LedgerEventKind;
+    const serinus_event& e = v.events[i];
+    const auto kind =
+        one_of("events.kind", e.kind, {alloc, free, transfer, moved_from, moved_to, store, load});
+    out.events.push_back({e.step, kind, e.owner, e.peer});
+  }
   return out;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/raise.h"
 #include "canary/backend.h"
+#include "canary/event_log.h"
 #include "canary/reporter.h"
 #include "canary/serinus/digest.h"
 
@@ -25,6 +26,7 @@ void check_options(const Options& o) {
   at_least("bytes_per_step", o.bytes_per_step, 1);
   at_least("sweep_interval", o.sweep_interval, 0);
   at_least("ring_capacity", o.ring_capacity, 1);
+  at_least("event_capacity", o.event_capacity, 0);
   at_least("threads", o.threads, 0);
 }
 
@@ -60,7 +62,8 @@ void check_pool(const PoolSpec& p, const Options& options) {
 }  // namespace
 
 struct Monitor::Impl {
-  explicit Impl(Options o) : options(o), reporter(o.ring_capacity, o.mode) {
+  explicit Impl(Options o)
+      : options(o), events(o.event_capacity), reporter(o.ring_capacity, o.mode, events) {
     if (options.mode == Mode::none) return;
     backend = options.format == Format::serinus ? make_serinus_backend(options, reporter)
                                                 : make_sglang_backend(options, reporter);
@@ -119,7 +122,14 @@ struct Monitor::Impl {
     }
   }
 
+  /// Records what is announced before the backend judges it: then a report shows it, too.
+  void note(int pool, LedgerEventKind kind, std::span<const std::int64_t> slots, Owner owner,
+            std::int64_t peer = -1, std::span<const std::int64_t> peers = {}) {
+    events.add(pool, kind, slots, owner, backend->step, peer, peers);
+  }
+
   Options options;
+  EventLog events;
   Reporter reporter;
   std::deque<PoolSpec> pools;
   std::unique_ptr<Backend> backend;
@@ -154,6 +164,7 @@ int Monitor::add_pool(PoolSpec spec) {
       }
     }
   }
+  impl_->events.add_pool(spec.num_slots);
   impl_->pools.push_back(std::move(spec));
   try {
     if (impl_->on()) impl_->backend->add_pool(impl_->pools.back());
@@ -163,6 +174,7 @@ int Monitor::add_pool(PoolSpec spec) {
     impl_->published_pools.push_back({added.name, added.kind, added.num_slots, 0, {}});
   } catch (...) {  // no memory for its records: then there is no such pool, anywhere
     impl_->pools.pop_back();
+    impl_->events.drop_last_pool();
     throw;
   }
   return static_cast<int>(impl_->pools.size()) - 1;
@@ -171,19 +183,25 @@ int Monitor::add_pool(PoolSpec spec) {
 void Monitor::on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) {
   impl_->check_pool_number(pool);
   Impl::check_owner(owner);
-  if (impl_->on()) impl_->backend->on_alloc(pool, slots, owner);
+  if (!impl_->on()) return;
+  impl_->note(pool, LedgerEventKind::alloc, slots, owner);
+  impl_->backend->on_alloc(pool, slots, owner);
 }
 
 void Monitor::on_free(int pool, std::span<const std::int64_t> slots, Owner owner) {
   impl_->check_pool_number(pool);
-  if (impl_->on()) impl_->backend->on_free(pool, slots, owner);
+  if (!impl_->on()) return;
+  impl_->note(pool, LedgerEventKind::free, slots, owner);
+  impl_->backend->on_free(pool, slots, owner);
 }
 
 void Monitor::on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) {
   impl_->check_pool_number(pool);
   Impl::check_owner(from);
   Impl::check_owner(to);
-  if (impl_->on()) impl_->backend->on_transfer(pool, slots, from, to);
+  if (!impl_->on()) return;
+  impl_->note(pool, LedgerEventKind::transfer, slots, from, to);
+  impl_->backend->on_transfer(pool, slots, from, to);
 }
 
 void Monitor::on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end) {
@@ -199,7 +217,10 @@ void Monitor::on_move(int pool, std::span<const std::int64_t> from,
                       std::span<const std::int64_t> to) {
   impl_->check_pool_number(pool);
   Impl::check_same("to", to.size(), "from", from.size());
-  if (impl_->on()) impl_->backend->on_move(pool, from, to);
+  if (!impl_->on()) return;
+  impl_->note(pool, LedgerEventKind::moved_to, from, 0, -1, to);
+  impl_->note(pool, LedgerEventKind::moved_from, to, 0, -1, from);
+  impl_->backend->on_move(pool, from, to);
 }
 
 void Monitor::on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
@@ -208,6 +229,7 @@ void Monitor::on_store(int pool, std::span<const std::int64_t> slots, std::span<
   Impl::check_same("records", records.size(), "slots", slots.size());
   if (!impl_->on()) return;
   impl_->check_digests("source_digests", pool, source_digests.size(), slots.size());
+  impl_->note(pool, LedgerEventKind::store, slots, 0);
   impl_->backend->on_store(pool, slots, records, source_digests);
 }
 
@@ -219,6 +241,7 @@ void Monitor::on_load(int pool, std::span<const Record> records,
   Impl::check_owner(owner);
   if (!impl_->on()) return;
   impl_->check_digests("source_digests", pool, source_digests.size(), slots.size());
+  impl_->note(pool, LedgerEventKind::load, slots, owner);
   impl_->backend->on_load(pool, records, slots, owner, source_digests);
 }
 
@@ -293,6 +316,11 @@ void Monitor::flush() {
 
 Monitor::Tainted Monitor::tainted() {
   return impl_->reporter.take_tainted();
+}
+
+std::vector<LedgerEvent> Monitor::events(int pool, std::int64_t slot, std::size_t n) const {
+  impl_->check_pool_number(pool);
+  return impl_->events.last(pool, slot, n);
 }
 
 Stats Monitor::stats() const {

@@ -33,6 +33,26 @@ const char* name_of(Moment m) noexcept {
   return "?";
 }
 
+const char* name_of(LedgerEventKind k) noexcept {
+  switch (k) {
+    case LedgerEventKind::alloc:
+      return "alloc";
+    case LedgerEventKind::free:
+      return "free";
+    case LedgerEventKind::transfer:
+      return "transfer";
+    case LedgerEventKind::moved_from:
+      return "moved_from";
+    case LedgerEventKind::moved_to:
+      return "moved_to";
+    case LedgerEventKind::store:
+      return "store";
+    case LedgerEventKind::load:
+      return "load";
+  }
+  return "?";
+}
+
 std::string names_of(Reason reasons) {
   static constexpr const char* kNames[] = {"token",           "position",
                                            "chain",           "kv_bytes",
@@ -68,6 +88,13 @@ std::string json_string(std::string_view s) {
 
 }  // namespace
 
+std::string to_text(const LedgerEvent& e) {
+  std::string out = fmt::format("{}:", name_of(e.kind));
+  if (e.owner != 0) out += std::to_string(e.owner);
+  if (e.peer >= 0) out += fmt::format(">{}", e.peer);
+  return out + fmt::format("@{}", e.step);
+}
+
 std::string to_text(const Violation& v, std::string_view pool_name) {
   std::string out = fmt::format(
       "kv-canary violation: reasons={} moment={} format={} pool={} slot={} request={} row={} "
@@ -79,6 +106,9 @@ std::string to_text(const Violation& v, std::string_view pool_name) {
       v.stored_owner, v.expected_generation, v.stored_generation, v.prev_slot, v.first_step,
       v.last_step, v.count);
   if (v.layer >= 0) out += fmt::format(" layer={} segment={}", v.layer, v.segment);
+  for (const LedgerEvent& e : v.events) {
+    out += (&e == v.events.data() ? " events=" : ",") + to_text(e);
+  }
   return out;
 }
 
@@ -90,6 +120,11 @@ std::string to_json(const Violation& v, std::string_view pool_name) {
     list += (list.empty() ? "\"" : ",\"") + reasons.substr(i, end - i) + '"';
     i = end + 1;
   }
+  std::string events;
+  for (const LedgerEvent& e : v.events) {
+    events += fmt::format(R"({}{{"event":"{}","owner":{},"peer":{},"step":{}}})",
+                          events.empty() ? "" : ",", name_of(e.kind), e.owner, e.peer, e.step);
+  }
   // 64-bit hashes are strings: JSON's readers round large numbers.
   return fmt::format(
       R"({{"reasons":[{}],"moment":"{}","format":"{}","pool":{},"slot":{},"request":{},"row":{},)"
@@ -97,12 +132,12 @@ std::string to_json(const Violation& v, std::string_view pool_name) {
       R"("expected_chain":"{:016x}","stored_chain":"{:016x}","expected_digest":"{:016x}",)"
       R"("stored_digest":"{:016x}","expected_owner":{},"stored_owner":{},)"
       R"("expected_generation":{},"stored_generation":{},"prev_slot":{},"layer":{},)"
-      R"("segment":{},"first_step":{},"last_step":{},"count":{}}})",
+      R"("segment":{},"first_step":{},"last_step":{},"count":{},"events":[{}]}})",
       list, name_of(v.moment), name_of(v.format), json_string(pool_name), v.slot, v.request, v.row,
       v.expected_position, v.stored_position, v.expected_token, v.stored_token, v.expected_chain,
       v.stored_chain, v.expected_digest, v.stored_digest, v.expected_owner, v.stored_owner,
       v.expected_generation, v.stored_generation, v.prev_slot, v.layer, json_string(v.segment),
-      v.first_step, v.last_step, v.count);
+      v.first_step, v.last_step, v.count, events);
 }
 
 }  // namespace serinus::canary

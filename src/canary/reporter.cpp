@@ -7,8 +7,38 @@
 
 namespace serinus::canary {
 
-Reporter::Reporter(std::int64_t capacity, Mode mode)
-    : capacity_(static_cast<std::size_t>(capacity)), mode_(mode) {}
+namespace {
+
+constexpr std::size_t kRemembered = 64;  // faults that are known, and tainted slots, a ring entry
+
+// What one sighting could not know, another can.
+void merge(Violation& known, const Violation& v) {
+  known.reasons |= v.reasons;
+  known.last_step = v.last_step;
+  ++known.count;
+  const auto fill = [](auto& to, const auto& from, auto unknown) {
+    if (to == unknown) to = from;
+  };
+  fill(known.expected_token, v.expected_token, -1);
+  fill(known.expected_position, v.expected_position, -1);
+  fill(known.stored_token, v.stored_token, -1);
+  fill(known.stored_position, v.stored_position, -1);
+  fill(known.expected_chain, v.expected_chain, 0u);
+  fill(known.stored_chain, v.stored_chain, 0u);
+  fill(known.expected_digest, v.expected_digest, 0u);
+  fill(known.stored_digest, v.stored_digest, 0u);
+  fill(known.request, v.request, 0u);
+  fill(known.row, v.row, -1);
+  if (known.layer < 0) {
+    known.layer = v.layer;
+    known.segment = v.segment;
+  }
+}
+
+}  // namespace
+
+Reporter::Reporter(std::int64_t capacity, Mode mode, const EventLog& events)
+    : capacity_(static_cast<std::size_t>(capacity)), mode_(mode), events_(events) {}
 
 void Reporter::add_pool_name(std::string name) {
   const std::lock_guard lock(mutex_);
@@ -35,6 +65,7 @@ void Reporter::report(Violation v, std::uint64_t life) {
   {
     const std::lock_guard lock(mutex_);
     ++counts_.sightings;
+    taint(v);
     const Key key{v.slot, life, v.pool};
     auto found = seen_.find(key);
     if (found == seen_.end()) {
@@ -43,15 +74,14 @@ void Reporter::report(Violation v, std::uint64_t life) {
         ++counts_.dropped;
         return;
       }
-      if (seen_.size() >= 64 * capacity_) {
+      if (seen_.size() >= kRemembered * capacity_) {
         std::erase_if(seen_, [&](const auto& s) { return s.second.round != round_; });
       }
       ++counts_.violations;
       count(v.pool, v.reasons);
+      v.events = events_.last(v.pool, v.slot, kEventsInAViolation);
       seen_.emplace(key, Seen{v, round_, pending_.size()});
       pending_.push_back(v);
-      if (v.slot >= 0) tainted_slots_.emplace(v.pool, v.slot);
-      if (v.request != 0) tainted_requests_.insert(v.request);
       line = to_text(v, pool_names_[static_cast<std::size_t>(v.pool)]);
       if (first_.empty()) first_ = line;
     } else {
@@ -60,40 +90,31 @@ void Reporter::report(Violation v, std::uint64_t life) {
       // The reasons that are new.
       count(v.pool, static_cast<Reason>(static_cast<std::uint32_t>(v.reasons) &
                                         ~static_cast<std::uint32_t>(s.violation.reasons)));
-      // What one sighting could not know, another can.
-      Violation merged = s.violation;
-      merged.reasons |= v.reasons;
-      merged.last_step = v.last_step;
-      ++merged.count;
-      const auto fill = [](auto& to, const auto& from, auto unknown) {
-        if (to == unknown) to = from;
-      };
-      fill(merged.expected_token, v.expected_token, -1);
-      fill(merged.expected_position, v.expected_position, -1);
-      fill(merged.stored_token, v.stored_token, -1);
-      fill(merged.stored_position, v.stored_position, -1);
-      fill(merged.expected_chain, v.expected_chain, 0u);
-      fill(merged.stored_chain, v.stored_chain, 0u);
-      fill(merged.expected_digest, v.expected_digest, 0u);
-      fill(merged.stored_digest, v.stored_digest, 0u);
-      fill(merged.request, v.request, 0u);
-      fill(merged.row, v.row, -1);
-      if (merged.layer < 0) {
-        merged.layer = v.layer;
-        merged.segment = v.segment;
-      }
-      s.violation = merged;
-      if (v.request != 0) tainted_requests_.insert(v.request);
+      merge(s.violation, v);
       if (s.round == round_) {
-        pending_[s.index] = std::move(merged);
+        merge(pending_[s.index], v);
       } else if (more && pending_.size() < capacity_) {
         s.round = round_;
         s.index = pending_.size();
-        pending_.push_back(std::move(merged));
+        pending_.push_back(s.violation);
       }
     }
   }
   if (!line.empty() && mode_ != Mode::none) log(LogLevel::error, line);
+}
+
+void Reporter::taint(const Violation& v) {
+  if (mode_ != Mode::quarantine) return;  // nobody asks
+  const std::size_t room = kRemembered * capacity_;
+  const auto add = [&](auto& set, auto value) {
+    if (set.size() < room) {
+      set.insert(value);
+    } else if (!set.contains(value)) {
+      taint_complete_ = false;
+    }
+  };
+  if (v.slot >= 0) add(tainted_slots_, std::pair(v.pool, v.slot));
+  if (v.request != 0) add(tainted_requests_, v.request);
 }
 
 void Reporter::drop(std::uint64_t n) {
@@ -118,6 +139,7 @@ Monitor::Tainted Reporter::take_tainted() {
   Monitor::Tainted t;
   t.slots.assign(tainted_slots_.begin(), tainted_slots_.end());
   t.requests.assign(tainted_requests_.begin(), tainted_requests_.end());
+  t.complete = std::exchange(taint_complete_, true);
   tainted_slots_.clear();
   tainted_requests_.clear();
   return t;

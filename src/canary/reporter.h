@@ -10,12 +10,14 @@
 
 #include <serinus/canary.h>
 
+#include "canary/event_log.h"
+
 namespace serinus::canary {
 
 /// Thread-safe. Bounded: at most `capacity` violations wait, the rest is counted as dropped.
 class Reporter {
  public:
-  Reporter(std::int64_t capacity, Mode mode);
+  Reporter(std::int64_t capacity, Mode mode, const EventLog& events);
 
   void add_pool_name(std::string name);
 
@@ -59,9 +61,12 @@ class Reporter {
     std::size_t index = 0;    ///< in pending_
   };
 
+  void taint(const Violation& v);
+
   mutable std::mutex mutex_;
   std::size_t capacity_;
   Mode mode_;
+  const EventLog& events_;
   void count(int pool, Reason reasons);
 
   std::vector<std::string> pool_names_;
@@ -71,6 +76,7 @@ class Reporter {
   std::uint64_t round_ = 1;
   std::set<std::pair<int, std::int64_t>> tainted_slots_;
   std::set<Owner> tainted_requests_;
+  bool taint_complete_ = true;
   Counts counts_;
   std::string first_;
 };

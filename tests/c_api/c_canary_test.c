@@ -80,10 +80,11 @@ int main(void) {
   /* Records leave with their bytes and come back. */
   serinus_record records[2];
   memset(records, 0, sizeof records);
-  CHECK_OK(serinus_monitor_on_store(monitor, 0, slots, 2, records, NULL));
-  CHECK(records[1].token == 22 && records[1].position == 1 && records[1].chain != 0);
+  uint32_t digests[2 * 3];
+  CHECK_OK(serinus_monitor_on_store(monitor, 0, slots + 1, 2, records, digests));
+  CHECK(records[1].token == 33 && records[1].position == 2 && records[1].chain != 0);
   CHECK(records[1].owner == OWNER && records[1].kv_digest != 0);
-  CHECK_OK(serinus_monitor_on_load(monitor, 0, records, NULL, slots, 2, OWNER));
+  CHECK_OK(serinus_monitor_on_load(monitor, 0, records, digests, slots + 1, 2, OWNER));
 
   /* Between the steps a byte of the third token's RoPE flips; the next head check sees it. */
   kv[(slots[2] / PAGE) * PAGE * 656 + (slots[2] % PAGE) * 656 + 600] ^= 0x10;
@@ -104,11 +105,15 @@ int main(void) {
   CHECK(found[0].moment == SERINUS_HEAD);
   CHECK(found[0].expected_digest != found[0].stored_digest);
   CHECK(found[0].layer == 0 && strcmp(found[0].segment, "rope") == 0);
+  CHECK(found[0].num_events == 3); /* who had the slot, and what became of it */
+  CHECK(found[0].events[0].kind == SERINUS_EVENT_ALLOC && found[0].events[0].owner == OWNER);
+  CHECK(found[0].events[2].kind == SERINUS_EVENT_LOAD && found[0].events[2].step == 1);
 
   char line[512], cut[8];
   size_t needed = 0;
   CHECK_OK(serinus_violation_print(&found[0], "main", 0, line, sizeof line, &needed));
   CHECK(needed == strlen(line) + 1 && strstr(line, "kv_bytes") != NULL);
+  CHECK(strstr(line, " events=alloc:7@0,store:@1,load:7@1") != NULL);
   CHECK_OK(serinus_violation_print(&found[0], "main", 1, cut, sizeof cut, &needed));
   CHECK(strlen(cut) == sizeof cut - 1 && cut[0] == '{' && needed > sizeof cut);
 

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <deque>
 #include <fstream>
 #include <limits>
 #include <random>
@@ -625,6 +626,123 @@ TEST(SglangFormat, RecordsTravel) {
   rig.map(2, 0, {5, 7});
   rig.look(2, 2);
   EXPECT_EQ(rig.names(), "none");
+}
+
+// ---------------------------------------------------------------- evidence
+
+TEST(Events, AViolationCarriesTheLastOnesOfItsSlot) {
+  Rig rig;
+  rig.alloc(1, {5, 6});
+  rig.run(1, 0, {5, 6});
+  rig.monitor.on_transfer(rig.pool, Rig::Slots{5}, 1, 9);
+  rig.free({5}, 9);
+  rig.alloc(2, {5});
+  rig.run(2, 0, {5});
+  *rig.bytes.byte(5, 0, 3) ^= 1;
+  rig.monitor.flush();
+  const std::vector<Violation> found = rig.monitor.poll();
+  ASSERT_EQ(found.size(), 1u);
+  const std::vector<LedgerEvent> want = {{0, LedgerEventKind::alloc, 1},
+                                         {1, LedgerEventKind::transfer, 1, 9},
+                                         {1, LedgerEventKind::free, 9},
+                                         {1, LedgerEventKind::alloc, 2}};
+  EXPECT_EQ(found[0].events, want);
+  EXPECT_NE(to_text(found[0], "kv").find(" events=alloc:1@0,transfer:1>9@1,free:9@1,alloc:2@1"),
+            std::string::npos);
+  // A free too many is its own evidence.
+  rig.free({6}, 1);
+  rig.free({6}, 1);
+  const std::vector<Violation> twice = rig.monitor.poll();
+  ASSERT_EQ(twice.size(), 1u);
+  ASSERT_EQ(twice[0].events.size(), 3u);
+  EXPECT_EQ(twice[0].events[2].kind, LedgerEventKind::free);
+}
+
+TEST(Events, TheRingIsBoundedAndNeverMixesSlots) {
+  Options options;
+  options.event_capacity = 7;
+  Rig rig(32, options);
+  std::mt19937 rng(5);
+  std::deque<std::pair<std::int64_t, LedgerEvent>> last;  // the model: the last 7 events
+  for (int i = 0; i < 500; ++i) {
+    const std::int64_t slot = rng() % 6 + 1;
+    const auto owner = static_cast<Owner>(i + 1);
+    rig.alloc(owner, {slot});
+    rig.free({slot}, owner);
+    last.push_back({slot, {0, LedgerEventKind::alloc, owner}});
+    last.push_back({slot, {0, LedgerEventKind::free, owner}});
+    while (last.size() > 7) last.pop_front();
+    for (std::int64_t s = -1; s < 40; ++s) {
+      std::vector<LedgerEvent> want;
+      for (const auto& [of, e] : last) {
+        if (of == s) want.push_back(e);
+      }
+      ASSERT_EQ(rig.monitor.events(rig.pool, s, 99), want) << "slot " << s << " after " << i;
+    }
+  }
+  options.event_capacity = 0;
+  Rig none(32, options);
+  none.alloc(1, {3});
+  EXPECT_TRUE(none.monitor.events(none.pool, 3).empty());
+  EXPECT_THROW(none.monitor.events(1, 3), ValueError);
+}
+
+// ---------------------------------------------------------------- bounded memory
+
+TEST(Bounds, TenMillionViolations) {
+  const auto resident_kb = [] {
+    std::ifstream statm("/proc/self/statm");
+    std::int64_t size = 0, resident = 0;
+    statm >> size >> resident;
+    return resident * 4;
+  };
+  Rig rig(4);
+  // Slots that do not exist: every call is as many distinct faults, each of another request.
+  std::vector<std::int64_t> slots(1000);
+  std::iota(slots.begin(), slots.end(), std::int64_t{1} << 40);
+  const auto make = [&](int calls) {
+    for (int i = 0; i < calls; ++i) {
+      for (std::int64_t& s : slots) s += 1000;
+      rig.alloc(static_cast<Owner>(slots[0]), slots);
+    }
+  };
+  std::uint64_t polled = 0;
+  const auto poll = [&] { polled += rig.monitor.poll().size(); };
+  for (int i = 0; i < 100; ++i) {  // fills all that is kept, also what is remembered of the polled
+    make(1);
+    poll();
+  }
+  const std::int64_t before = resident_kb();
+  for (int i = 0; i < 99; ++i) {
+    make(100);
+    poll();
+  }
+  EXPECT_LT(resident_kb() - before, 8 << 10);
+  const Stats s = rig.monitor.stats();
+  EXPECT_EQ(s.sightings, 10'000'000u);
+  EXPECT_EQ(s.violations, polled);
+  EXPECT_EQ(s.dropped, s.sightings - s.violations);  // none silently
+  EXPECT_EQ(polled, 100u * 1000 + 99 * 1024);
+}
+
+TEST(Bounds, QuarantineSaysWhenItsListsAreNotWhole) {
+  Options options;
+  options.mode = Mode::quarantine;
+  options.ring_capacity = 2;
+  Rig rig(4, options);
+  std::vector<std::int64_t> slots(128);
+  std::iota(slots.begin(), slots.end(), 1000);
+  rig.alloc(1, slots);  // most of them find the ring full, and are on the list all the same
+  Monitor::Tainted t = rig.monitor.tainted();
+  EXPECT_TRUE(t.complete);
+  EXPECT_EQ(t.slots.size(), 128u);
+  EXPECT_EQ(t.requests, std::vector<Owner>{1});
+  slots.push_back(5000);
+  rig.alloc(1, slots);
+  t = rig.monitor.tainted();
+  EXPECT_FALSE(t.complete);
+  EXPECT_EQ(t.slots.size(), 128u);
+  EXPECT_TRUE(rig.monitor.tainted().complete);
 }
 
 }  // namespace

@@ -46,6 +46,13 @@ TEST(Report, Text) {
   v.layer = 60;
   v.segment = "v.head3";
   EXPECT_EQ(to_text(v, "kv"), line + " layer=60 segment=v.head3");
+  v.events = {{12, LedgerEventKind::alloc, 7},
+              {13, LedgerEventKind::transfer, 7, 9},
+              {14, LedgerEventKind::moved_from, 0, 40},
+              {15, LedgerEventKind::free, 0}};
+  EXPECT_EQ(to_text(v, "kv"), line +
+                                  " layer=60 segment=v.head3 events=alloc:7@12,transfer:7>9@13,"
+                                  "moved_from:>40@14,free:@15");
 }
 
 TEST(Report, Json) {
@@ -57,8 +64,14 @@ TEST(Report, Json) {
       R"("stored_chain":"0000000000000001","expected_digest":"ffffffffffffffff",)"
       R"("stored_digest":"0000000000abcdef","expected_owner":3,"stored_owner":4,)"
       R"("expected_generation":10,"stored_generation":9,"prev_slot":41,"layer":-1,"segment":"",)"
-      R"("first_step":100,"last_step":104,"count":5})");
-  const auto parsed = nlohmann::json::parse(to_json(example(), "k\"v\n"));
+      R"("first_step":100,"last_step":104,"count":5,"events":[]})");
+  Violation v = example();
+  v.events = {{12, LedgerEventKind::alloc, 7}, {13, LedgerEventKind::transfer, 7, 9}};
+  EXPECT_TRUE(to_json(v, "kv").ends_with(
+      R"("count":5,"events":[{"event":"alloc","owner":7,"peer":-1,"step":12},)"
+      R"({"event":"transfer","owner":7,"peer":9,"step":13}]})"));
+  const auto parsed = nlohmann::json::parse(to_json(v, "k\"v\n"));
+  EXPECT_EQ(parsed["events"][1]["peer"], 9);
   EXPECT_EQ(parsed["pool"], "k\"v\n");
   EXPECT_EQ(parsed["reasons"].size(), 2u);
 }
