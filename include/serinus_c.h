@@ -183,6 +183,10 @@ typedef struct serinus_sparse_mla_args {
   serinus_tensor workspace;          /* u8, at least serinus_sparse_mla_workspace_bytes() */
   float sm_scale;
   int32_t empty_row_lse_minus_inf; /* 0: lse of an empty row is +inf; 1: -inf */
+  /* CPU: what P, the softmax weights, may be rounded to. 0 = SERINUS_F32; or SERINUS_BF16, which is
+   * faster where the CPU has bf16 dot products (SparseMlaPrefill::p_dtype). */
+  serinus_dtype p_dtype;
+  uint8_t reserved[7];
 } serinus_sparse_mla_args;
 
 /* `stream` is a cudaStream_t, ignored on the CPU; `threads` concerns the CPU alone, 0 = all. */

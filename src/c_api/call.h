@@ -2,6 +2,7 @@
 // checked for what C cannot promise (null pointers, sizes of structs, values of enums).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -47,19 +48,22 @@ std::span<T> array(const char* name, T* pointer, std::size_t n) {
   return {pointer, n};
 }
 
-/// The caller's struct, which may be longer than the one that this library knows, if the rest is
-/// zero.
+/// The caller's struct. It may end where the first version of the ABI ended it, at `first` bytes:
+/// the fields that have come since are then zero. And it may be longer than the one that this
+/// library knows, if the rest is zero.
 template <class T>
-T read_struct(const char* name, const T* pointer) {
+T read_struct(const char* name, const T* pointer, std::size_t first = sizeof(T)) {
   required(name, pointer);
   const std::uint32_t size = pointer->struct_size;
-  bool known = size >= sizeof(T);
+  bool known = size >= first;
   const auto* bytes = reinterpret_cast<const unsigned char*>(pointer);
   for (std::size_t i = sizeof(T); known && i < size; ++i) known = bytes[i] == 0;
   if (!known)
     raise(errors::Page::c_struct_size,
-          {{"name", name}, {"got", std::to_string(size)}, {"want", std::to_string(sizeof(T))}});
-  return *pointer;
+          {{"name", name}, {"got", std::to_string(size)}, {"want", std::to_string(first)}});
+  T known_part{};
+  std::memcpy(&known_part, pointer, std::min<std::size_t>(size, sizeof(T)));
+  return known_part;
 }
 
 /// An enum of C as the C++ enum at the same place of `values`.

@@ -1,4 +1,5 @@
 // Sparse MLA prefill for C.
+#include <cstddef>
 #include <cstdint>
 
 #include <serinus/error.h>
@@ -12,7 +13,8 @@ using namespace serinus;
 namespace {
 
 SparseMlaPrefill arguments(const serinus_sparse_mla_args* pointer) {
-  const serinus_sparse_mla_args a = c_api::read_struct("args", pointer);
+  constexpr std::size_t kFirst = offsetof(serinus_sparse_mla_args, p_dtype);
+  const serinus_sparse_mla_args a = c_api::read_struct("args", pointer, kFirst);
   SparseMlaPrefill p;
   p.q = c_api::tensor("q", a.q);
   p.kv = c_api::tensor("kv", a.kv);
@@ -29,6 +31,7 @@ SparseMlaPrefill arguments(const serinus_sparse_mla_args* pointer) {
   p.workspace = c_api::tensor("workspace", a.workspace);
   p.empty_row_lse = c_api::one_of("empty_row_lse_minus_inf", a.empty_row_lse_minus_inf,
                                   {EmptyRowLse::plus_inf, EmptyRowLse::minus_inf});
+  if (a.p_dtype != 0) p.p_dtype = c_api::dtype("p_dtype", a.p_dtype);
   return p;
 }
 

@@ -12,10 +12,7 @@ namespace {
 constexpr std::size_t kRemembered = 64;  // faults that are known, and tainted slots, a ring entry
 
 // What one sighting could not know, another can.
-void merge(Violation& known, const Violation& v) {
-  known.reasons |= v.reasons;
-  known.last_step = v.last_step;
-  ++known.count;
+void fill_in(Violation& known, const Violation& v) {
   const auto fill = [](auto& to, const auto& from, auto unknown) {
     if (to == unknown) to = from;
   };
@@ -33,6 +30,23 @@ void merge(Violation& known, const Violation& v) {
     known.layer = v.layer;
     known.segment = v.segment;
   }
+}
+
+void merge(Violation& known, const Violation& v) {
+  known.reasons |= v.reasons;
+  known.last_step = v.last_step;
+  ++known.count;
+  fill_in(known, v);
+}
+
+// A fault that is handed out again tells of the sighting that brought the new reason: that may be
+// another request's, by another fault.
+Violation told_again(const Violation& known, Violation v) {
+  v.reasons |= known.reasons;
+  v.first_step = known.first_step;
+  v.count = known.count + 1;
+  fill_in(v, known);
+  return v;
 }
 
 }  // namespace
@@ -90,13 +104,15 @@ void Reporter::report(Violation v, std::uint64_t life) {
       // The reasons that are new.
       count(v.pool, static_cast<Reason>(static_cast<std::uint32_t>(v.reasons) &
                                         ~static_cast<std::uint32_t>(s.violation.reasons)));
-      merge(s.violation, v);
-      if (s.round == round_) {
-        merge(pending_[s.index], v);
-      } else if (more && pending_.size() < capacity_) {
-        s.round = round_;
-        s.index = pending_.size();
+      const bool waits = s.round == round_;
+      if (more && !waits && pending_.size() < capacity_) {
+        v.events = events_.last(v.pool, v.slot, kEventsInAViolation);
+        s = {told_again(s.violation, std::move(v)), round_, pending_.size()};
         pending_.push_back(s.violation);
+      } else {
+        if (waits) merge(pending_[s.index], v);
+        if (more && !waits) ++counts_.dropped;
+        merge(s.violation, v);
       }
     }
   }

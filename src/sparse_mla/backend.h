@@ -31,6 +31,7 @@ struct Params {
   float* max_logits = nullptr;                // [s_q, h_q]
   float* lse = nullptr;                       // [s_q, h_q]
   float empty_row_lse = 0;                    // lse of a row with nothing valid: +-inf
+  bool p_bf16 = false;                        // CPU: P may be rounded to one bf16
   void* workspace = nullptr;                  // at least workspace_sm90(), 16-byte aligned
 };
 

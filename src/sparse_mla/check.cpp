@@ -66,6 +66,7 @@ Params describe(const SparseMlaPrefill& a) noexcept {
   p.lse = a.lse.as<float>();
   const float inf = std::numeric_limits<float>::infinity();
   p.empty_row_lse = a.empty_row_lse == EmptyRowLse::plus_inf ? inf : -inf;
+  p.p_bf16 = a.p_dtype == DType::bf16;
   p.workspace = a.workspace.data;
   return p;
 }
@@ -132,6 +133,10 @@ void check(const SparseMlaPrefill& a) {
   output("max_logits", a.max_logits, DType::f32, {"s_q", "h_q"});
   output("lse", a.lse, DType::f32, {"s_q", "h_q"});
   check_outputs_apart(a);
+  if (a.p_dtype != DType::f32 && a.p_dtype != DType::bf16) {
+    raise(Page::wrong_dtype,
+          {{"name", "p_dtype"}, {"want", "float32 or bfloat16"}, {"got", dtype_string(a.p_dtype)}});
+  }
 }
 
 void check_workspace(const SparseMlaPrefill& a, std::size_t bytes) {

@@ -1,5 +1,6 @@
 /* Sparse MLA prefill from C: a case whose answer is known by hand, and what wrong arguments get. */
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,6 +101,21 @@ int main(void) {
   CHECK(strcmp(serinus_last_error()->message, said) == 0);
   CHECK(out[0] == 0x5555);
   CHECK_FAILS(serinus_sparse_mla_prefill(NULL, NULL, 1), SERINUS_VALUE_ERROR, "SRN6010");
+  a.kv.dtype = SERINUS_E4M3;
+
+  /* P may be bf16, and nothing else but float32. */
+  a.p_dtype = SERINUS_BF16;
+  CHECK_OK(serinus_sparse_mla_prefill(&a, NULL, 1));
+  CHECK(fabsf(bf16(out[0]) - 1.0f) < 1e-2f);
+  a.p_dtype = SERINUS_I32;
+  CHECK_FAILS(serinus_sparse_mla_can_run(&a), SERINUS_VALUE_ERROR, "SRN1004");
+
+  /* The struct as the first version had it, before p_dtype: what lies behind is not read. */
+  a.struct_size = offsetof(serinus_sparse_mla_args, p_dtype);
+  CHECK_OK(serinus_sparse_mla_can_run(&a));
+  CHECK_OK(serinus_sparse_mla_prefill(&a, NULL, 1));
+  a.struct_size -= 1;
+  CHECK_FAILS(serinus_sparse_mla_can_run(&a), SERINUS_VALUE_ERROR, "SRN6011");
   a.struct_size = 8;
   CHECK_FAILS(serinus_sparse_mla_can_run(&a), SERINUS_VALUE_ERROR, "SRN6011");
   free(memory);

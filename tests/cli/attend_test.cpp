@@ -122,6 +122,14 @@ TEST_F(Attend, AnotherScaleIsAnotherResult) {
   expect_refused(run_command(file + " --sm-scale nan"), "SRN2013", "nan", 2);
 }
 
+TEST_F(Attend, WhatPIsRoundedTo) {
+  make_example();
+  const std::string file = "attend " + path("example.safetensors") + " --check";
+  EXPECT_EQ(run_command(file + " --p-dtype bf16").exit_code, 0);
+  EXPECT_EQ(run_command(file + " --p-dtype f32").exit_code, 0);
+  expect_refused(run_command(file + " --p-dtype fp8"), "SRN6001", "p-dtype", 2);
+}
+
 TEST_F(Attend, WhatIsMissingIsNamed) {
   make_example();
   expect_refused(run_command("attend"), "SRN4003", "no tensor q");

@@ -24,6 +24,7 @@ using testing::Problem;
 using testing::Shape;
 
 constexpr double kOutBudget = 0.0018;
+constexpr double kOutBudgetPBf16 = 0.0022;  // sqrt(0.0017^2 + 0.0011^2) and some
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint8_t kE4m3NanCode = 0x7f;
@@ -95,6 +96,50 @@ TEST_P(CpuPath, LongRows) {
 TEST_P(CpuPath, ManyHeadsLongRows) {
   Problem p({.s_q = 1, .s_kv = 3000, .h_q = 64, .d_qk = 576, .topk = 2048});
   expect_right(p, p.args());
+}
+
+// P in one bf16 costs error, and not more than its rounding: 2^-9 at most, on top of that of `out`.
+// Paths in float32 have nothing to gain and do not change a bit.
+TEST_P(CpuPath, PInBf16) {
+  for (const float deviation : {1.0f, 0.05f}) {  // of q: unit normal, and flat scores
+    for (const std::int64_t topk : {33, 2048}) {
+      SCOPED_TRACE(::testing::Message() << "deviation " << deviation << " topk " << topk);
+      Problem p({.s_q = 3, .s_kv = 3000, .h_q = 40, .d_qk = 576, .topk = topk});
+      p.fill(p.q, deviation);
+      p.sink.assign(40, 0.5f);
+      SparseMlaPrefill args = p.args();
+      run(args);
+      const std::vector<std::uint16_t> in_f32 = p.out;
+      const std::vector<float> max_logits = p.max_logits;
+      args.p_dtype = DType::bf16;
+      p.poison();
+      run(args);
+      EXPECT_EQ(p.max_logits, max_logits);
+      EXPECT_EQ(p.out != in_f32, std::string(path().name) == "bf16 AVX-512");
+      const Reference want = oracle::prefill(args);
+      std::vector<double> got;
+      for (const std::uint16_t x : p.out) got.push_back(bf16_value(x));
+      EXPECT_LE(oracle::relative_error(got, want.out), kOutBudgetPBf16);
+      for (std::size_t i = 0; i < want.lse.size(); ++i) {
+        ASSERT_NEAR(p.lse[i], want.lse[i], 0x1p-9 + 3e-6 * (1 + std::abs(want.lse[i])));
+      }
+    }
+  }
+}
+
+// The denominator is the sum of what multiplies V: where all rows are the same, `out` is that row,
+// exactly, however their weights were rounded.
+TEST_P(CpuPath, PInBf16AddsUpToOne) {
+  Problem p({.s_q = 1, .s_kv = 600, .h_q = 16, .d_qk = 576, .topk = 600});
+  for (std::size_t i = 0; i < p.indices.size(); ++i) p.indices[i] = static_cast<std::int32_t>(i);
+  for (std::size_t r = 0; r < 600; ++r) {
+    // V is 1.5 throughout; the last columns, which are no part of V, make the scores differ.
+    std::fill_n(p.kv.begin() + static_cast<std::ptrdiff_t>(r * 576), 512, e4m3_from_float(1.5f));
+  }
+  SparseMlaPrefill args = p.args();
+  args.p_dtype = DType::bf16;
+  run(args);
+  for (const std::uint16_t x : p.out) ASSERT_EQ(bf16_value(x), 1.5);
 }
 
 // One row has weight 1, so `out` is that row, exactly: every finite code, in every column's place.

@@ -28,7 +28,7 @@ class Scratch {
     block.keys = keys_.get();
     block.values = values_.get();
     block.row_bytes = static_cast<int>(p.d_qk);
-    weights = {high_.get(), low_.get()};
+    weights = {high_.get(), p.p_bf16 ? nullptr : low_.get()};
     const std::int64_t lanes = path.lanes;
     const std::int64_t padded_heads = (p.h_q + lanes - 1) / lanes * lanes;
     per_head_ = Aligned<float>(static_cast<std::size_t>(padded_heads * (3 + kDV + p.d_qk)));

@@ -3,8 +3,9 @@
 //
 // e4m3 values are exact in bf16, so q·k loses nothing. A weight is not: it is split into the
 // nearest bf16 and the nearest bf16 of what that leaves over, which together keep 16 bits of it,
-// and both multiply V and add up in float32. docs/design/sparse_mla_cpu.md has the error that this
-// leaves.
+// and both multiply V and add up in float32. Where the caller lets P be bf16 (p_dtype), the first
+// part is all, and the denominator is the sum of what multiplies V. docs/design/sparse_mla_cpu.md
+// has the errors that this leaves.
 //
 // Highway 1.0 has no such target, hence intrinsics; nothing here may be called unless
 // avx512_bf16_path() is not null.
@@ -271,8 +272,10 @@ SERINUS_AVX512_INLINE __m512i round_to_bf16(__m512 x) {
                           _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
 }
 
-SERINUS_AVX512 void weigh(const Block& block, float factor, const float* scores, Group& group,
-                          Weights& weights) {
+// The weights in two bf16 parts each, or in one.
+template <bool kTwoParts>
+SERINUS_AVX512 void weigh_in(const Block& block, float factor, const float* scores, Group& group,
+                             Weights& weights) {
   const __m512 f = _mm512_set1_ps(factor);
   const int width = group.width;
   for (int v = 0; v < width; v += kLanes) {
@@ -291,37 +294,46 @@ SERINUS_AVX512 void weigh(const Block& block, float factor, const float* scores,
     }
     for (int n = 0; n < block.padded; n += 2) {
       __m512i high[2];
-      __m512i low[2];
+      [[maybe_unused]] __m512i low[2];
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         const __m512 score = _mm512_load_ps(scores + (n + i) * width + v);
         __m512 weight = exp2_nonpositive(_mm512_mul_ps(_mm512_sub_ps(score, top), f));
         if (n + i >= block.rows) weight = _mm512_setzero_ps();
-        sum = _mm512_add_ps(sum, weight);
         high[i] = round_to_bf16(weight);
-        low[i] = round_to_bf16(_mm512_sub_ps(weight, _mm512_castsi512_ps(high[i])));
+        const __m512 rounded = _mm512_castsi512_ps(high[i]);
+        sum = _mm512_add_ps(sum, kTwoParts ? weight : rounded);
+        if constexpr (kTwoParts) low[i] = round_to_bf16(_mm512_sub_ps(weight, rounded));
       }
       const int at = n / 2 * width + v;
       _mm512_store_si512(weights.high + at,
                          _mm512_or_si512(_mm512_srli_epi32(high[0], 16), high[1]));
-      _mm512_store_si512(weights.low + at, _mm512_or_si512(_mm512_srli_epi32(low[0], 16), low[1]));
+      if constexpr (kTwoParts) {
+        _mm512_store_si512(weights.low + at,
+                           _mm512_or_si512(_mm512_srli_epi32(low[0], 16), low[1]));
+      }
     }
     _mm512_store_ps(group.max_score + v, top);
     _mm512_store_ps(group.sum + v, sum);
   }
 }
 
+void weigh(const Block& block, float factor, const float* scores, Group& group, Weights& weights) {
+  (weights.low != nullptr ? weigh_in<true> : weigh_in<false>)(block, factor, scores, group,
+                                                              weights);
+}
+
 void accumulate(const Block& block, const Weights& weights, Group& group) {
-  multiply<true>({.a = block.values,
-                  .a_row = 1,
-                  .a_step = kValuePitch,
-                  .b = weights.high,
-                  .low = weights.low,
-                  .steps = block.padded / 2,
-                  .fresh = !group.started,
-                  .decay = group.started ? group.decay : nullptr,
-                  .c = group.accumulated},
-                 kDV, group.width, &block);
+  const Operands o = {.a = block.values,
+                      .a_row = 1,
+                      .a_step = kValuePitch,
+                      .b = weights.high,
+                      .low = weights.low,
+                      .steps = block.padded / 2,
+                      .fresh = !group.started,
+                      .decay = group.started ? group.decay : nullptr,
+                      .c = group.accumulated};
+  (weights.low != nullptr ? multiply<true> : multiply<false>)(o, kDV, group.width, &block);
 }
 
 SERINUS_AVX512 void finish(const Group& group, const float* factor, std::uint16_t* out) {

@@ -78,7 +78,7 @@ inline void fetch_upcoming(const Block& block, int step, int steps) {
 /// The weights of a block: exp(logit - max) of each row and head.
 struct Weights {
   std::uint32_t* high;  ///< [rows][width] f32, or [rows / 2][width] bf16 pairs of neighbouring rows
-  std::uint32_t* low;   ///< bf16 pairs: what rounding to `high` left over
+  std::uint32_t* low;   ///< bf16 pairs: what rounding to `high` left over; null = drop it
 };
 
 /// One group of heads of one token.
