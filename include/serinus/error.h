@@ -3,6 +3,7 @@
 // drift apart.
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -73,6 +74,16 @@ struct ErrorEntry {
 
 /// All entries, ordered by id. Parsed once; thread-safe.
 std::span<const ErrorEntry> error_reference();
+
+/// The value of a placeholder in a page's message: {"got", "7"} for {got}.
+struct ErrorField {
+  std::string_view key;
+  std::string value;
+};
+
+/// Throws what the page `slug` says, with its message filled in: for the code around the library,
+/// such as a transport, whose errors have pages here. Every placeholder must be given.
+[[noreturn]] void raise(std::string_view slug, std::initializer_list<ErrorField> fields);
 
 /// Finds the entry that `text` is about: an id, a slug, or a pasted error line (also with the
 /// exception's name or an id before it). The most specific template wins. Null if none fits.

@@ -28,10 +28,7 @@ std::string first_of(std::initializer_list<ErrorField> fields, std::string_view 
   return {};
 }
 
-}  // namespace
-
-std::string error_message(errors::Page page, std::initializer_list<ErrorField> fields) {
-  const ErrorEntry& entry = entry_of(page);
+std::string message_of(const ErrorEntry& entry, std::initializer_list<ErrorField> fields) {
   const std::string_view t = entry.message;
   std::string out;
   for (std::size_t i = 0; i < t.size();) {
@@ -54,9 +51,8 @@ std::string error_message(errors::Page page, std::initializer_list<ErrorField> f
   return out;
 }
 
-void raise(errors::Page page, std::initializer_list<ErrorField> fields) {
-  const ErrorEntry& entry = entry_of(page);
-  std::string message = error_message(page, fields);
+[[noreturn]] void raise_entry(const ErrorEntry& entry, std::initializer_list<ErrorField> fields) {
+  std::string message = message_of(entry, fields);
   std::string argument = first_of(fields, "name", "argument");
   std::string value = first_of(fields, "got", "value");
   std::string id(entry.id);
@@ -69,6 +65,23 @@ void raise(errors::Page page, std::initializer_list<ErrorField> fields) {
   if (entry.exception == "RuntimeError") go.operator()<RuntimeError>();
   if (entry.exception == "NotImplementedError") go.operator()<NotImplementedError>();
   throw InternalError(std::move(id), std::move(message), std::move(argument), std::move(value));
+}
+
+}  // namespace
+
+std::string error_message(errors::Page page, std::initializer_list<ErrorField> fields) {
+  return message_of(entry_of(page), fields);
+}
+
+void raise(errors::Page page, std::initializer_list<ErrorField> fields) {
+  raise_entry(entry_of(page), fields);
+}
+
+void raise(std::string_view slug, std::initializer_list<ErrorField> fields) {
+  for (const ErrorEntry& entry : error_reference()) {
+    if (entry.slug == slug) raise_entry(entry, fields);
+  }
+  throw InternalError({}, "no error page has the slug " + std::string(slug), {}, {});
 }
 
 }  // namespace serinus

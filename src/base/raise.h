@@ -18,11 +18,6 @@
 
 namespace serinus {
 
-struct ErrorField {
-  std::string_view key;
-  std::string value;
-};
-
 /// Throws the class that the page names under `exception`.
 [[noreturn]] void raise(errors::Page page, std::initializer_list<ErrorField> fields);
 

@@ -189,13 +189,28 @@ std::vector<Site> sites_in(const std::string& file, const std::string& source) {
     site.field_lists = keys ? std::vector<Keys>{*keys} : lists_of_helpers(s);
     out.push_back(std::move(site));
   }
+  // raise("slug", {...}): code that has the public headers only.
+  for (auto at = s.find("raise(\""); at != std::string::npos; at = s.find("raise(\"", at + 1)) {
+    Site site;
+    site.file = file;
+    site.line = 1 + static_cast<std::size_t>(
+                        std::count(s.begin(), s.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+    const std::size_t end = skip_literal(s, at + 6);
+    site.page = s.substr(at + 7, end - at - 8);
+    std::ranges::replace(site.page, '-', '_');
+    const std::size_t comma = skip_space(s, end);
+    if (comma < s.size() && s[comma] == ',') {
+      if (auto keys = fields_at(s, skip_space(s, comma + 1))) site.field_lists.push_back(*keys);
+    }
+    out.push_back(std::move(site));
+  }
   return out;
 }
 
 const std::vector<Site>& all_sites() {
   static const std::vector<Site> sites = [] {
     std::vector<Site> out;
-    for (const char* top : {"src", "engine", "cli", "python"}) {
+    for (const char* top : {"src", "engine", "cli", "python", "examples"}) {
       if (!fs::exists(kRoot / top)) continue;
       for (const auto& f : fs::recursive_directory_iterator(kRoot / top)) {
         const std::string extension = f.path().extension().string();
@@ -244,11 +259,12 @@ TEST(Scanner, FindsSites) {
     }
     entry_of(errors::Page::sixth);
     ErrorPage::not_one;
+    serinus::raise("sev-enth", {{"peer", "1"}});
   )cpp");
   std::vector<std::string> pages;
   for (const Site& site : s) pages.push_back(site.page);
-  EXPECT_EQ(pages,
-            (std::vector<std::string>{"first", "second", "third", "fourth", "fifth", "sixth"}));
+  EXPECT_EQ(pages, (std::vector<std::string>{"first", "second", "third", "fourth", "fifth", "sixth",
+                                             "sev_enth"}));
   EXPECT_EQ(s[0].place(), "f.cpp:3");
   EXPECT_EQ(s[0].field_lists, std::vector<Keys>{{"name"}});
   EXPECT_EQ(s[1].field_lists, std::vector<Keys>{{"got"}});
@@ -257,6 +273,8 @@ TEST(Scanner, FindsSites) {
   EXPECT_EQ(s[4].field_lists, std::vector<Keys>{{"name"}});
   EXPECT_FALSE(s[4].looked_up);
   EXPECT_TRUE(s[5].looked_up);
+  EXPECT_EQ(s[6].place(), "f.cpp:13");
+  EXPECT_EQ(s[6].field_lists, std::vector<Keys>{{"peer"}});
 }
 
 // ---------------------------------------------------------------- pages
@@ -392,6 +410,20 @@ TEST(Sites, AreWhatThePagesSay) {
                           << "`";
     }
   }
+}
+
+TEST(Sites, OutsideTheLibraryRaiseBySlug) {
+  const std::string unknown = "no-such-slug-anywhere";  // not a site
+  try {
+    raise("peer-lost", {{"peer", "3"}, {"got", "it hung up"}, {"doing", "gathering"}});
+    ADD_FAILURE() << "went on";
+  } catch (const RuntimeError& e) {
+    EXPECT_EQ(e.id(), "SRN8001");
+    EXPECT_STREQ(e.what(), "rank 3 is gone: it hung up, while gathering");
+    EXPECT_EQ(e.value(), "it hung up");
+  }
+  EXPECT_THROW(raise(unknown, {}), InternalError);
+  EXPECT_THROW(raise("peer-lost", {{"peer", "3"}}), InternalError) << "a value is missing";
 }
 
 // ---------------------------------------------------------------- the parser against bad pages

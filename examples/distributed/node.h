@@ -1,0 +1,86 @@
+// What one rank has: a paged pool, its page allocator and table, a model whose KV bytes are known
+// beforehand, and a canary over all of it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <serinus/canary.h>
+
+#include "memory.h"
+#include "transport.h"
+
+namespace distributed {
+
+using serinus::canary::Owner;
+
+/// K and V head by head, and a side buffer, as an indexer's keys or a quantised cache's scales are.
+struct Model {
+  int layers = 4;
+  std::int64_t page_size = 16, heads = 4, head_size = 32, side_bytes = 20;
+};
+serinus::KvLayout layout_of(const Model& model);
+
+/// A request and where its KV lies: token i is in slot i % page_size of pages[i / page_size].
+struct Request {
+  Owner id = 0;
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::int64_t> pages;
+  std::int64_t cached = 0;  ///< tokens whose KV is in the pool
+};
+
+/// The token after `tokens`: no language model, but as particular about its context.
+std::uint32_t sample(std::span<const std::uint32_t> tokens);
+/// A text of `length` tokens that begins with `first`.
+std::vector<std::uint32_t> prompt_of(std::size_t length, std::uint32_t first);
+
+class Node {
+ public:
+  static constexpr std::int64_t kRows = 16, kCells = 1024;  ///< request r has row r of the table
+  static constexpr int kPool = 0;                           ///< its number in the monitor
+
+  /// `seed` orders the free pages, so that no two ranks have the same table.
+  Node(const Model& model, std::int64_t pages, std::uint64_t seed, Memory& memory);
+
+  /// Gives `request` the pages for `tokens` tokens; false, and nothing changes, without so many.
+  bool reserve(Request& request, std::int64_t tokens);
+  /// Gives all its pages back.
+  void release(Request& request);
+  /// Gives one page back while the request goes on knowing it: a bug, for those who inject it.
+  void release_page(const Request& request, std::int64_t page);
+
+  /// One forward: the KV of the tokens [cached, tokens.size()) of each request.
+  void forward(std::span<Request* const> requests);
+  /// Compares all cells of a request with their records, now.
+  void verify(const Request& request);
+
+  std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
+                                     std::int64_t count) const;
+  /// Bytes [begin, end) of a page of one buffer of one layer.
+  Segment part_of(int layer, int buffer, std::int64_t page, std::int64_t begin,
+                  std::int64_t end) const;
+  /// The slots of `request` whose bytes are not what the model writes there: the truth that the
+  /// canary is held against, found without it.
+  std::vector<std::int64_t> damaged(const Request& request) const;
+
+  const Model model;
+  const serinus::KvLayout layout;
+  serinus::canary::Monitor monitor;
+
+ private:
+  struct Tables;  // the arrays of a batch
+  Tables tables_of(std::span<const Request* const> requests) const;
+  std::uint8_t* place_of(const serinus::canary::Source& source, std::int64_t slot) const;
+  /// What the model writes for a cell.
+  static void fill(const Request& request, std::int64_t cell, const serinus::canary::Source& source,
+                   std::uint8_t* bytes);
+
+  Memory& memory_;
+  std::vector<serinus::KvBuffer> buffers_;  // layer-major
+  std::vector<serinus::canary::Source> sources_;
+  std::vector<std::int64_t> free_pages_;  // the last one goes first
+  std::vector<std::int32_t> req_to_token_, expected_tokens_;
+};
+
+}  // namespace distributed
