@@ -10,15 +10,40 @@
 
 namespace serinus {
 
-enum class DType : std::uint8_t { u8, i32, i64, u32, u64, f32, f64, bf16, e4m3 };
+enum class DType : std::uint8_t {
+  u8,
+  i32,
+  i64,
+  u32,
+  u64,
+  f32,
+  f64,
+  bf16,
+  e4m3,
+  // No call computes with these: they are here so that a pool may hold them and a message can name
+  // them.
+  boolean,
+  i8,
+  i16,
+  u16,
+  f16,
+  e5m2,
+  c64,
+};
 
 /// Bytes of one element.
 constexpr std::int64_t size_of(DType t) noexcept {
   switch (t) {
     case DType::u8:
     case DType::e4m3:
+    case DType::boolean:
+    case DType::i8:
+    case DType::e5m2:
       return 1;
     case DType::bf16:
+    case DType::i16:
+    case DType::u16:
+    case DType::f16:
       return 2;
     case DType::i32:
     case DType::u32:
@@ -27,6 +52,7 @@ constexpr std::int64_t size_of(DType t) noexcept {
     case DType::i64:
     case DType::u64:
     case DType::f64:
+    case DType::c64:
       return 8;
   }
   return 0;

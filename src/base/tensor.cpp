@@ -22,6 +22,20 @@ const char* name_of(DType t) noexcept {
       return "bfloat16";
     case DType::e4m3:
       return "float8_e4m3fn";
+    case DType::boolean:
+      return "bool";
+    case DType::i8:
+      return "int8";
+    case DType::i16:
+      return "int16";
+    case DType::u16:
+      return "uint16";
+    case DType::f16:
+      return "float16";
+    case DType::e5m2:
+      return "float8_e5m2";
+    case DType::c64:
+      return "complex64";
   }
   return "unknown";
 }

@@ -88,11 +88,22 @@ TEST(TensorView, FromDlpack) {
 
 TEST(DTypes, SizesAndNames) {
   const std::pair<DType, std::pair<std::int64_t, std::string>> all[] = {
-      {DType::u8, {1, "uint8"}},          {DType::i32, {4, "int32"}},
-      {DType::i64, {8, "int64"}},         {DType::u32, {4, "uint32"}},
-      {DType::u64, {8, "uint64"}},        {DType::f32, {4, "float32"}},
-      {DType::f64, {8, "float64"}},       {DType::bf16, {2, "bfloat16"}},
-      {DType::e4m3, {1, "float8_e4m3fn"}}};
+      {DType::u8, {1, "uint8"}},
+      {DType::i32, {4, "int32"}},
+      {DType::i64, {8, "int64"}},
+      {DType::u32, {4, "uint32"}},
+      {DType::u64, {8, "uint64"}},
+      {DType::f32, {4, "float32"}},
+      {DType::f64, {8, "float64"}},
+      {DType::bf16, {2, "bfloat16"}},
+      {DType::e4m3, {1, "float8_e4m3fn"}},
+      {DType::boolean, {1, "bool"}},
+      {DType::i8, {1, "int8"}},
+      {DType::i16, {2, "int16"}},
+      {DType::u16, {2, "uint16"}},
+      {DType::f16, {2, "float16"}},
+      {DType::e5m2, {1, "float8_e5m2"}},
+      {DType::c64, {8, "complex64"}}};
   for (const auto& [dtype, want] : all) {
     EXPECT_EQ(size_of(dtype), want.first);
     EXPECT_EQ(name_of(dtype), want.second);

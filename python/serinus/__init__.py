@@ -1,0 +1,39 @@
+"""Serinus: FP8 sparse MLA prefill attention, and a canary for the KV cache.
+
+The native API takes any tensors: torch, numpy, cupy, jax (as input), whatever has ``__dlpack__`` or
+``__cuda_array_interface__``. Nothing is copied, and torch is imported only where the program has imported it.
+What SGLang's own callers expect is in :mod:`serinus.sglang`, torch operators are in :mod:`serinus.torch`.
+"""
+
+from __future__ import annotations
+
+from ._core import __version__
+from .errors import (
+    Error,
+    InputError,
+    InternalError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    error_reference,
+    explain,
+)
+from .prefill import CanRun, can_run, sparse_mla_prefill, workspace_bytes
+
+__all__ = [
+    "CanRun",
+    "Error",
+    "InputError",
+    "InternalError",
+    "NotImplementedError",
+    "RuntimeError",
+    "TypeError",
+    "ValueError",
+    "__version__",
+    "can_run",
+    "error_reference",
+    "explain",
+    "sparse_mla_prefill",
+    "workspace_bytes",
+]

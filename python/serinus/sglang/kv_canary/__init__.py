@@ -1,0 +1,1 @@
+"""SGLang's KV canary: records, plans and checks in its format, bit by bit."""
