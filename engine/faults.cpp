@@ -586,14 +586,19 @@ void FaultLab::after_free(Engine&, std::span<const std::int64_t> pages) {
   }
 }
 
-// A decoding request gets the page that another one decodes into. Both are preempted before the
-// page could get into the prefix cache, as an engine would that believes its canary.
+// A decoding request gets the page that an older one decodes into. Both are preempted in the next
+// step, as an engine would that believes its canary; until then the page must not fill up and get
+// into the prefix cache, nor may one of them lose it (the youngest are preempted first), or it would
+// be in use twice without end.
 void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> pages) {
   if (engine.monitor() == nullptr || !due(FaultClass::double_handout) || pages.size() != 1) return;
   const auto decodes = [](const Request& r) {
     return r.phase == Request::Phase::running && r.produced > 0 && r.pages.size() > r.path.size() &&
            r.text.output_length() - r.produced > 4 && r.known() - r.length <= 1;
   };
+  const std::int64_t page = engine.options().page;
+  const std::int64_t step = engine.options().decode_tokens;
+  if (page <= step) return;
   const auto& running = engine.running();
   const auto taker = std::find_if(running.begin(), running.end(),
                                   [&](const auto& r) { return r->owner == owner; });
@@ -601,11 +606,12 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
       (*taker)->text.output_length() - (*taker)->produced <= 4) {
     return;
   }
-  const auto victim = std::find_if(running.begin(), running.end(), [&](const auto& r) {
-    return r->owner != owner && decodes(*r) && r->pages.back() != pages[0] &&
-           (static_cast<std::int64_t>(r->pages.size()) - 1) * engine.options().page < r->length;
+  const auto victim = std::find_if(running.begin(), taker, [&](const auto& r) {
+    const std::int64_t end = static_cast<std::int64_t>(r->pages.size()) * page;
+    return decodes(*r) && r->pages.back() != pages[0] && end - page < r->length &&
+           r->length + step < end;
   });
-  if (victim == running.end()) return;
+  if (victim == taker) return;
   const std::int64_t stolen = (*victim)->pages.back();
   const Owner loser = (*victim)->owner;
   engine.allocator().free(pages.first(1));
@@ -613,7 +619,6 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
   const int fault =
       placed(engine, FaultClass::double_handout,
              fmt::format("page {} of request {} goes to request {}", stolen, loser, owner));
-  const std::int64_t page = engine.options().page;
   for (std::int64_t t = 0; t < page; ++t) mark(engine, fault, stolen * page + t, 3);
   engine.fault_log().mark_request(fault, owner);
   engine.fault_log().mark_request(fault, loser);
