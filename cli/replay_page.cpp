@@ -36,7 +36,7 @@ p { margin:4px 0 12px; color:var(--soft); max-width:78ch; }
 svg { display:block; width:100%; height:auto; } svg text { fill:var(--soft); font:12px system-ui,sans-serif; }
 .idle { fill:var(--idle); } .read { fill:var(--read); } .request { fill:var(--request); } .bar { fill:var(--bar); }
 .frame { fill:none; stroke:var(--line); } .detected { --c:var(--detected); }
-.missed { --c:var(--missed); } .masked, .not_visible, .pending { --c:var(--masked); }
+.missed { --c:var(--missed); } .masked, .not_visible, .not_placed, .pending { --c:var(--masked); }
 .dot { fill:var(--c); stroke:var(--card); stroke-width:1.5; } .hop { stroke:var(--c); stroke-width:2; }
 .ring { fill:none; stroke:var(--c); stroke-width:2; }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; }
@@ -232,7 +232,7 @@ std::string histogram(const std::vector<std::uint64_t>& latencies) {
 }
 
 struct ClassRow {
-  std::array<std::int64_t, 5> by_state{};
+  std::array<std::int64_t, engine::kFaultStates> by_state{};
   std::vector<std::uint64_t> latencies;
 };
 
@@ -245,16 +245,16 @@ std::string detection_table(const std::vector<InjectedFault>& faults) {
   }
   std::string out =
       "<table><tr><th>class</th><th>injected</th><th>detected</th><th>missed</th><th>masked</th>"
-      "<th>not visible</th><th>latency, median</th><th>max</th></tr>\n";
+      "<th>not visible</th><th>not placed</th><th>latency, median</th><th>max</th></tr>\n";
   for (const auto& [kind, row] : rows) {
-    std::int64_t injected = 0;
-    for (const std::int64_t n : row.by_state) injected += n;
     const auto n = [&](FaultState s) { return row.by_state[static_cast<std::size_t>(s)]; };
+    std::int64_t injected = -n(FaultState::not_placed);
+    for (const std::int64_t of_state : row.by_state) injected += of_state;
     out += fmt::format(
         "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</"
-        "td></tr>\n",
+        "td><td>{}</td></tr>\n",
         escaped(kind), injected, n(FaultState::detected), n(FaultState::missed),
-        n(FaultState::masked), n(FaultState::not_visible),
+        n(FaultState::masked), n(FaultState::not_visible), n(FaultState::not_placed),
         row.latencies.empty() ? "–" : fmt::format("{:g}", median(row.latencies)),
         row.latencies.empty()
             ? "–"
@@ -290,12 +290,18 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>Serinus replay</title>\n<style>{}</style></head><body>\n<h1>Replay of {}</h1>\n",
       kStyle, escaped(run.trace));
+  std::string beside;
+  if (o.window > 0) beside += fmt::format(", an SWA pool with a window of {}", grouped(o.window));
+  if (o.draft_layers > 0)
+    beside +=
+        fmt::format(", a draft pool of {} layer{}", o.draft_layers, o.draft_layers > 1 ? "s" : "");
+  if (o.host_tokens > 0)
+    beside += fmt::format(", a host tier of {} tokens", grouped(o.host_tokens));
   out += fmt::format(
       "<p>{} requests, {} steps; a pool of {} tokens in pages of {}, layout <code>{}</code>, {} "
-      "layers, "
-      "record format <code>{}</code>, seed {}.</p>\n",
+      "layers{}; record format <code>{}</code>, seed {}.</p>\n",
       grouped(r.counters.requests), grouped(static_cast<std::int64_t>(r.steps)),
-      grouped(o.pool_tokens), o.page, escaped(o.layout), o.layers, name_of(o.canary.format),
+      grouped(o.pool_tokens), o.page, escaped(o.layout), o.layers, beside, name_of(o.canary.format),
       run.seed);
   out += cards(run);
   out +=

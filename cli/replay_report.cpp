@@ -20,13 +20,15 @@ using Json = nlohmann::ordered_json;
 
 struct ClassCounts {
   std::int64_t injected = 0, detected = 0, missed = 0, masked = 0, not_visible = 0;
+  std::int64_t not_placed = 0;  ///< asked for, but not injected
 };
 
 std::map<std::string, ClassCounts> by_class(const std::vector<InjectedFault>& faults) {
   std::map<std::string, ClassCounts> classes;
   for (const InjectedFault& f : faults) {
     ClassCounts& c = classes[f.kind];
-    ++c.injected;
+    c.injected += f.state != FaultState::not_placed;
+    c.not_placed += f.state == FaultState::not_placed;
     c.detected += f.state == FaultState::detected;
     c.missed += f.state == FaultState::missed;
     c.masked += f.state == FaultState::masked;
@@ -43,6 +45,7 @@ ClassCounts total(const std::map<std::string, ClassCounts>& classes) {
     sum.missed += c.missed;
     sum.masked += c.masked;
     sum.not_visible += c.not_visible;
+    sum.not_placed += c.not_placed;
   }
   return sum;
 }
@@ -58,11 +61,8 @@ double percent(double part, double whole) {
 }
 
 Json to_json(const ClassCounts& c) {
-  return {{"injected", c.injected},
-          {"detected", c.detected},
-          {"missed", c.missed},
-          {"masked", c.masked},
-          {"not_visible", c.not_visible}};
+  return {{"injected", c.injected}, {"detected", c.detected},       {"missed", c.missed},
+          {"masked", c.masked},     {"not_visible", c.not_visible}, {"not_placed", c.not_placed}};
 }
 
 }  // namespace
@@ -96,8 +96,9 @@ std::string summary_text(const ReplayRun& run) {
   const auto classes = by_class(r.faults);
   const ClassCounts all = total(classes);
   const auto counts = [](const ClassCounts& k) {
-    return fmt::format("{} injected, {} detected, {} missed, {} masked, {} not visible", k.injected,
-                       k.detected, k.missed, k.masked, k.not_visible);
+    return fmt::format("{} injected, {} detected, {} missed, {} masked, {} not visible{}",
+                       k.injected, k.detected, k.missed, k.masked, k.not_visible,
+                       k.not_placed == 0 ? "" : fmt::format("; {} not placed", k.not_placed));
   };
   line("faults", counts(all));
   for (const auto& [name, k] : classes) line("  " + name, counts(k));
@@ -107,7 +108,8 @@ std::string summary_text(const ReplayRun& run) {
          fmt::format("{:g} steps median, {} max", median(latency), latency.back()));
   std::map<std::string, std::int64_t> reasons;
   for (const InjectedFault& f : r.faults) {
-    if (f.state == FaultState::not_visible || f.state == FaultState::masked)
+    if (f.state == FaultState::not_visible || f.state == FaultState::masked ||
+        f.state == FaultState::not_placed)
       ++reasons[fmt::format("{}, {}: {}", f.kind, name_of(f.state), f.why)];
   }
   for (const auto& [why, n] : reasons) line("  not seen", fmt::format("{} x {}", n, why));

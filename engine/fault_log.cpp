@@ -23,6 +23,8 @@ const char* name_of(FaultState s) noexcept {
       return "missed";
     case FaultState::not_visible:
       return "not_visible";
+    case FaultState::not_placed:
+      return "not_placed";
   }
   return "unknown";
 }
@@ -38,6 +40,12 @@ int FaultLog::add(std::string kind, std::uint64_t step, std::string note) {
   f.step = step;
   faults_.push_back(std::move(f));
   return static_cast<int>(faults_.size()) - 1;
+}
+
+void FaultLog::add_not_placed(std::string kind, std::uint64_t step, std::string why) {
+  InjectedFault& f = faults_[static_cast<std::size_t>(add(std::move(kind), step, {}))];
+  f.state = FaultState::not_placed;
+  f.why = std::move(why);
 }
 
 void FaultLog::set_not_visible(int fault, std::string why) {

@@ -19,13 +19,15 @@ enum class FaultState : std::uint8_t {
   masked,       ///< everything that it could show on was freed before a check could see it
   missed,       ///< could have been seen and was not
   not_visible,  ///< no record can see it; `why` says why
+  not_placed,   ///< asked for, and never injected; `why` says why
 };
+inline constexpr std::size_t kFaultStates = 6;
 const char* name_of(FaultState s) noexcept;
 
 struct InjectedFault {
   std::string kind;  ///< class, e.g. "byte_flip"
   std::string note;  ///< what exactly, for the report
-  std::string why;   ///< not_visible and masked: the reason
+  std::string why;   ///< not_visible, not_placed and masked: the reason
   FaultState state = FaultState::pending;
   std::uint64_t step = 0, detected_step = 0;
   canary::Reason reasons = canary::Reason::none;  ///< of its first sighting
@@ -37,6 +39,8 @@ class FaultLog {
  public:
   /// Registers a fault; returns its number.
   int add(std::string kind, std::uint64_t step, std::string note);
+  /// Registers one that was asked for and could not be injected.
+  void add_not_placed(std::string kind, std::uint64_t step, std::string why);
   /// No record can see this one.
   void set_not_visible(int fault, std::string why);
   /// It was gone before a check could see it.

@@ -44,6 +44,10 @@ constexpr std::array<FaultClassInfo, kFaultClasses> kClasses = {{
 
 constexpr std::int64_t kMaxFaults = 1'000'000;
 
+constexpr const char* kNotCovered =
+    "the damaged bytes lie outside what the record's digest covers (--real-data partial, or more "
+    "sources than the sglang format takes)";
+
 std::size_t index_of(FaultClass c) {
   return static_cast<std::size_t>(c);
 }
@@ -149,8 +153,7 @@ void FaultLab::plan(Engine& engine) {
         waiting_.push_back({0, kind});
         continue;
       }
-      FaultLog& log = engine.fault_log();
-      log.set_not_visible(log.add(std::string(kClasses[i].name), engine.now(), "not placed"), why);
+      engine.fault_log().add_not_placed(std::string(kClasses[i].name), engine.now(), why);
     }
   }
   // A dirty null slot is one report however often it is written: one fault a pool.
@@ -302,6 +305,37 @@ void FaultLab::bind_to_request(Engine& engine, int fault, Owner owner) {
                                           "the request ended before a check came to the cell");
 }
 
+// Which bytes of a token the record's digest covers, found out by changing each of them in the null
+// slot: that is a matter of the format, of the depth and of the layout.
+const std::vector<bool>& FaultLab::covered_bytes(Engine& engine, int pool) {
+  const auto [at, is_new] = covered_.try_emplace(pool);
+  if (is_new) {
+    const KvPool& kv = engine.pools()[static_cast<std::size_t>(pool)].kv;
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(kv.token_bytes()));
+    kv.read_token(0, bytes);
+    const auto digest = [&] { return engine.monitor()->digest_of(pool, 0); };
+    const auto as_it_is = digest();
+    for (std::uint8_t& byte : bytes) {
+      byte ^= 0xFFu;
+      kv.write_token(0, bytes);
+      at->second.push_back(digest() != as_it_is);
+      byte ^= 0xFFu;
+    }
+    kv.write_token(0, bytes);
+  }
+  return at->second;
+}
+
+// Whether a digest of the token tells `after` from `before`.
+bool FaultLab::is_covered(Engine& engine, int pool, std::span<const std::uint8_t> before,
+                          std::span<const std::uint8_t> after) {
+  const std::vector<bool>& covered = covered_bytes(engine, pool);
+  for (std::size_t b = 0; b < covered.size(); ++b) {
+    if (covered[b] && before[b] != after[b]) return true;
+  }
+  return false;
+}
+
 // Overwrites the meaning bytes of a slot. False, and nothing done, where they are the same already.
 bool FaultLab::damage_bytes(Engine& engine, FaultClass kind, Slot s,
                             const std::vector<std::uint8_t>& bytes, std::string note) {
@@ -309,19 +343,12 @@ bool FaultLab::damage_bytes(Engine& engine, FaultClass kind, Slot s,
   std::vector<std::uint8_t> before(bytes.size());
   kv.read_token(s.slot, before);
   if (before == bytes) return false;
-  const std::vector<canary::Source> sources =
-      canary::sources_of(kv.layout(), kv.num_layers(), kv.buffers());
-  const Depth depth = engine.options().canary.depth;
-  const auto digest = [&] {
-    return canary::kv_digest(sources, kv.layout().page_size, s.slot, depth);
-  };
-  const auto stamped = digest();
   kv.write_token(s.slot, bytes);
   FaultLog& log = engine.fault_log();
   const int fault = placed(engine, kind, std::move(note));
   log.mark(fault, s.pool, s.slot, s.slot == 0 ? 1 << 30 : 1);
-  if (digest() == stamped) {
-    log.set_not_visible(fault, "the damaged bytes lie outside what --real-data partial covers");
+  if (!is_covered(engine, s.pool, before, bytes)) {
+    log.set_not_visible(fault, kNotCovered);
     return true;
   }
   placed_.push_back({.fault = fault, .at = s, .bytes = bytes});
@@ -374,8 +401,19 @@ void FaultLab::follow(Engine& engine, const ForwardBatch& batch) {
   }
 }
 
+// A late write that its slot's owner wrote over: not even the same words again would be the
+// fault's.
+void FaultLab::written_over(std::span<const std::int64_t> slots) {
+  if (late_.empty()) return;
+  for (const std::int64_t slot : slots) {
+    if (!late_.contains(slot)) continue;
+    for (Placed& p : placed_) p.overwritten = p.overwritten || (p.record && p.at.slot == slot);
+  }
+}
+
 void FaultLab::after_write(Engine& engine, ForwardBatch& batch) {
   if (engine.monitor() == nullptr) return;
+  written_over(batch.out_cache_loc);
   if (engine.options().canary.format == canary::Format::sglang && !engine.fault_log().empty()) {
     follow(engine, batch);
   }
@@ -568,13 +606,15 @@ void FaultLab::land_late_write(Engine& engine, Slot s, const Record& record,
     return;
   }
   ++due_[index_of(FaultClass::write_after_free)];
-  if (!take(engine, s)) return;
+  Record& there = engine.monitor()->records(0)[static_cast<std::size_t>(s.slot)];
+  if (there == record || !take(engine, s)) return;  // the same again would be no fault
   if (!bytes.empty()) engine.pools()[0].kv.write_token(s.slot, bytes);
-  engine.monitor()->records(0)[static_cast<std::size_t>(s.slot)] = record;
+  there = record;
   const int fault = placed(engine, FaultClass::write_after_free,
                            fmt::format("request {} writes slot {} late", record.owner, s.slot));
   engine.fault_log().mark(fault, 0, s.slot);
   placed_.push_back({.fault = fault, .at = s, .record = record});
+  late_.insert(s.slot);
 }
 
 void FaultLab::after_free(Engine&, std::span<const std::int64_t> pages) {
@@ -587,9 +627,9 @@ void FaultLab::after_free(Engine&, std::span<const std::int64_t> pages) {
 }
 
 // A decoding request gets the page that an older one decodes into. Both are preempted in the next
-// step, as an engine would that believes its canary; until then the page must not fill up and get
-// into the prefix cache, nor may one of them lose it (the youngest are preempted first), or it would
-// be in use twice without end.
+// step, before the page could get into the prefix cache, as an engine would that believes its
+// canary. An older one, because the youngest are preempted first: a page that one of the two lost
+// in this step would be handed out to a third, and be in use twice without end.
 void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> pages) {
   if (engine.monitor() == nullptr || !due(FaultClass::double_handout) || pages.size() != 1) return;
   const auto decodes = [](const Request& r) {
@@ -597,8 +637,12 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
            r.text.output_length() - r.produced > 4 && r.known() - r.length <= 1;
   };
   const std::int64_t page = engine.options().page;
-  const std::int64_t step = engine.options().decode_tokens;
-  if (page <= step) return;
+  const auto is_marked = [&](std::int64_t p) {
+    for (std::int64_t slot = p * page; slot < (p + 1) * page; ++slot) {
+      if (engine.fault_log().marked(0, slot)) return true;
+    }
+    return false;
+  };
   const auto& running = engine.running();
   const auto taker = std::find_if(running.begin(), running.end(),
                                   [&](const auto& r) { return r->owner == owner; });
@@ -607,9 +651,8 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
     return;
   }
   const auto victim = std::find_if(running.begin(), taker, [&](const auto& r) {
-    const std::int64_t end = static_cast<std::int64_t>(r->pages.size()) * page;
-    return decodes(*r) && r->pages.back() != pages[0] && end - page < r->length &&
-           r->length + step < end;
+    const std::int64_t begin = (static_cast<std::int64_t>(r->pages.size()) - 1) * page;
+    return decodes(*r) && begin < r->length && !is_marked(r->pages.back());
   });
   if (victim == taker) return;
   const std::int64_t stolen = (*victim)->pages.back();
@@ -669,7 +712,15 @@ void FaultLab::before_transfer(Engine& engine, const Transfer& transfer) {
 }
 
 // The transfer has landed; what the fault kept back is put to what lay there before.
-void FaultLab::after_transfer(Engine& engine, const Transfer&) {
+void FaultLab::after_transfer(Engine& engine, const Transfer& transfer) {
+  if (transfer.kind == Transfer::Kind::load && !late_.empty()) {
+    std::vector<std::int64_t> slots;
+    for (const std::int64_t page : transfer.pages) {
+      for (std::int64_t t = 0; t < engine.options().page; ++t)
+        slots.push_back(page * engine.options().page + t);
+    }
+    written_over(slots);
+  }
   if (!torn_) return;
   const Torn torn = *std::exchange(torn_, std::nullopt);
   const std::int64_t page = engine.options().page;
@@ -696,6 +747,7 @@ void FaultLab::after_transfer(Engine& engine, const Transfer&) {
     }
   }
   int fault = -1;
+  bool visible = false;
   for (std::int64_t t = first; t < last; ++t) {
     const std::int64_t slot = torn.page * page + t;
     const Slot s{torn.to_host ? FaultLog::kHostPools + torn.pool : torn.pool, slot};
@@ -727,9 +779,11 @@ void FaultLab::after_transfer(Engine& engine, const Transfer&) {
         engine.fault_log().set_reason_if_masked(fault, "the host's copy was never loaded back");
       }
     }
+    visible = visible || is_covered(engine, torn.pool, arrived, now);
     engine.fault_log().mark(fault, s.pool, slot);
     placed_.push_back({.fault = fault, .at = s, .bytes = torn.to_host ? decltype(now){} : now});
   }
+  if (fault >= 0 && !visible) engine.fault_log().set_not_visible(fault, kNotCovered);
 }
 
 // ---------------------------------------------------------------- the end
@@ -743,7 +797,8 @@ void FaultLab::drained(Engine& engine) {
     if (p.at.pool >= FaultLog::kHostPools || !log.marked(p.at.pool, p.at.slot)) continue;
     const EnginePool& pool = engine.pools()[static_cast<std::size_t>(p.at.pool)];
     if (p.record &&
-        engine.monitor()->records(p.at.pool)[static_cast<std::size_t>(p.at.slot)] != *p.record) {
+        (p.overwritten ||
+         engine.monitor()->records(p.at.pool)[static_cast<std::size_t>(p.at.slot)] != *p.record)) {
       log.set_masked(p.fault, "the slot's owner wrote over it before a check came to it");
     } else if (p.record &&
                engine.allocator().use(p.at.slot / engine.options().page) == PageUse::free) {
@@ -765,10 +820,10 @@ void FaultLab::drained(Engine& engine) {
     left += std::count_if(waiting_.begin(), waiting_.end(),
                           [kind](const Planned& p) { return p.kind == kind; });
     for (; left > 0; --left) {
-      const int fault = log.add(std::string(kClasses[i].name), engine.now(), "not placed");
-      log.set_not_visible(fault, kind == FaultClass::pad_null_slot
-                                     ? "the null slot of every pool is dirty already: one report"
-                                     : "the replay gave no opportunity for it");
+      log.add_not_placed(std::string(kClasses[i].name), engine.now(),
+                         kind == FaultClass::pad_null_slot
+                             ? "the null slot of every pool is dirty already: one report"
+                             : "the replay gave no opportunity for it");
     }
   }
 }

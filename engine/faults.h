@@ -89,6 +89,7 @@ class FaultLab : public FaultInjector {
     Slot at;
     std::vector<std::uint8_t> bytes = {};       ///< the damaged bytes, if those are the fault
     std::optional<canary::Record> record = {};  ///< the foreign record, if that is the fault
+    bool overwritten = false;                   ///< the slot's owner wrote there since
     bool needs_reader = false;  ///< the record agrees with itself: only a walk sees it
     bool read_again = false;    ///< another table row came to show the slot
   };
@@ -118,6 +119,10 @@ class FaultLab : public FaultInjector {
   std::int64_t pick_token(const ForwardBatch& batch, std::size_t& request);
   std::vector<Slot> everywhere(Engine& engine, std::int64_t slot) const;
   void mark(Engine& engine, int fault, std::int64_t slot, int lives = 1);
+  const std::vector<bool>& covered_bytes(Engine& engine, int pool);
+  bool is_covered(Engine& engine, int pool, std::span<const std::uint8_t> before,
+                  std::span<const std::uint8_t> after);
+  void written_over(std::span<const std::int64_t> slots);
   bool damage_bytes(Engine& engine, FaultClass kind, Slot s, const std::vector<std::uint8_t>& bytes,
                     std::string note);
   void bind_to_request(Engine& engine, int fault, canary::Owner owner);
@@ -140,6 +145,8 @@ class FaultLab : public FaultInjector {
   std::vector<Placed> placed_;
   std::unordered_set<std::uint64_t> taken_;   // slots, in one life, that carry a fault
   std::unordered_set<std::int64_t> watched_;  // slots whose fault waits for a reader
+  std::unordered_set<std::int64_t> late_;     // slots that were written late
+  std::map<int, std::vector<bool>> covered_;  // by pool: the bytes of a token that a digest covers
   std::vector<std::int64_t> freed_pages_;     // the last ones
   std::optional<Torn> torn_;
 };

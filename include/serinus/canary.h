@@ -396,7 +396,10 @@ class Monitor {
   std::span<LedgerEntry> ledger(int pool);
   const PoolSpec& pool(int pool) const;
   SlotState state(int pool, std::int64_t slot) const;  ///< free where there is no such slot
-  std::int64_t num_sources(int pool) const;            ///< segments x layers that are hashed
+  /// Of the slot's KV bytes as they are now, as a record of this format would keep it; nullopt
+  /// where there is no such slot.
+  std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const;
+  std::int64_t num_sources(int pool) const;  ///< segments x layers that are hashed
 
   /// sglang format: where the sweep finds the prefix tree's slots.
   void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source);

@@ -50,6 +50,7 @@ class Backend {
   virtual SlotState state(int pool, std::int64_t slot) const = 0;
   /// Allocated slots of one pool, where the format counts them.
   virtual std::int64_t live_slots(int) const { return 0; }
+  virtual std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const = 0;
   virtual std::int64_t num_sources(int pool) const = 0;
   virtual void set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) = 0;
 

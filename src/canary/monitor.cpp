@@ -368,6 +368,12 @@ SlotState Monitor::state(int pool, std::int64_t slot) const {
   return impl_->on() ? impl_->backend->state(pool, slot) : SlotState::free;
 }
 
+std::optional<std::uint64_t> Monitor::digest_of(int pool, std::int64_t slot) const {
+  impl_->check_pool_number(pool);
+  if (!impl_->on() || slot < 0 || slot >= this->pool(pool).num_slots) return std::nullopt;
+  return impl_->backend->digest_of(pool, slot);
+}
+
 std::int64_t Monitor::num_sources(int pool) const {
   impl_->check_pool_number(pool);
   return impl_->on() ? impl_->backend->num_sources(pool) : 0;

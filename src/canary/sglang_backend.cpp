@@ -258,6 +258,10 @@ class SglangBackend final : public Backend {
     if (!p.has(slot) || p.lives[slot] == 0) return SlotState::free;
     return p.tail[slot] == Record{} ? SlotState::empty : SlotState::written;
   }
+  std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const override {
+    return sg::real_kv_hash(pools_[static_cast<std::size_t>(pool)].sources, mode_of(options_.depth),
+                            slot);
+  }
   std::int64_t num_sources(int pool) const override {
     return static_cast<std::int64_t>(pools_[static_cast<std::size_t>(pool)].sources.size());
   }

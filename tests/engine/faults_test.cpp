@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 
@@ -91,7 +92,8 @@ TEST_P(EachFaultClass, IsDetectedAndExplainsAllAlarms) {
   EXPECT_EQ(result.faults.size(), 12u);
   for (const InjectedFault& f : result.faults) {
     EXPECT_EQ(f.kind, GetParam().name);
-    const bool unseen = f.state == FaultState::masked || f.state == FaultState::not_visible;
+    const bool unseen = f.state == FaultState::masked || f.state == FaultState::not_visible ||
+                        f.state == FaultState::not_placed;
     EXPECT_EQ(unseen, !f.why.empty()) << describe({f});
   }
 }
@@ -172,7 +174,7 @@ TEST(FaultLab, SaysWhatTheConfigurationCannotHave) {
   o.null_slot = canary::NullSlot::scratch;
   const Replayed r = replayed("torn_transfer:2,draft_offset,pad_null_slot,byte_flip:2", o);
   EXPECT_EQ(r.result.faults.size(), 6u);
-  EXPECT_EQ(r.result.count(FaultState::not_visible), 4) << describe(r.result.faults);
+  EXPECT_EQ(r.result.count(FaultState::not_placed), 4) << describe(r.result.faults);
   EXPECT_NE(describe(r.result.faults).find("no second tier in this configuration"),
             std::string::npos);
   // `all` takes what there is.
@@ -193,6 +195,69 @@ TEST(FaultLab, BytesOutsideAPartialDigestAreNotVisible) {
   const Replayed none = replayed("byte_flip:3,remap:3", o);
   EXPECT_EQ(none.result.count(FaultState::missed), 0) << describe(none.result.faults);
   EXPECT_EQ(none.result.counters.false_alarms, 0) << testing::PrintToString(none.unexplained);
+}
+
+// What a digest covers is the format's own matter: 16 bytes of a source in the sglang format's
+// partial depth, and four sources at most in any.
+TEST(FaultLab, BytesThatTheFormatDoesNotReadAreNotVisible) {
+  EngineOptions o = small_options();
+  o.canary.format = canary::Format::sglang;
+  o.canary.depth = canary::Depth::partial;
+  const std::string spec = "byte_flip:30,torn_transfer:10,truncated_transfer:10,misread_layout:5";
+  const Replayed partial = replayed(spec, o);
+  EXPECT_EQ(partial.result.count(FaultState::missed), 0) << describe(partial.result.faults);
+  EXPECT_GE(partial.result.count(FaultState::not_visible), 20);
+  EXPECT_GE(partial.result.count(FaultState::detected), 5);
+  o.canary.depth = canary::Depth::all;
+  o.layers = 6;
+  const Replayed layers = replayed(spec, o);
+  EXPECT_EQ(layers.result.count(FaultState::missed), 0) << describe(layers.result.faults);
+  EXPECT_GE(layers.result.count(FaultState::not_visible), 3);
+  EXPECT_GE(layers.result.count(FaultState::detected), 20);
+  EXPECT_EQ(layers.result.counters.false_alarms + partial.result.counters.false_alarms, 0);
+}
+
+// A page in two hands must not get into the prefix cache, nor be lost by one of them: it would be
+// free and in use at once, and the alarms would go on for ever.
+class LabThatLooksAfterPages : public FaultLab {
+ public:
+  using FaultLab::FaultLab;
+  void step_begin(Engine& engine) override {
+    FaultLab::step_begin(engine);
+    engine.cache().for_each_on_device([&](RadixCache::Node, std::int64_t page) {
+      astray += engine.allocator().use(page) != PageUse::cached;
+    });
+    std::map<std::int64_t, int> holders;
+    for (const auto& r : engine.running()) {
+      for (std::size_t i = r->path.size(); i < r->pages.size(); ++i) ++holders[r->pages[i]];
+    }
+    for (const auto& [page, n] : holders) {
+      astray += n > 2 || engine.allocator().use(page) != PageUse::request;
+    }
+  }
+  std::int64_t astray = 0;
+};
+
+TEST(FaultLab, APageInTwoHandsIsGoneWithThem) {
+  const std::vector<TraceRequest> trace = small_trace();
+  std::int64_t detected = 0;
+  for (const std::uint64_t seed : {1u, 2u, 3u, 4u}) {
+    for (const std::int64_t decode_tokens : {1, 3}) {
+      EngineOptions o = small_options();
+      o.decode_tokens = decode_tokens;
+      o.draft_layers = seed % 2 == 0 ? 1 : 0;
+      o.real_data = false;
+      LabThatLooksAfterPages lab(parse_fault_spec("double_handout:30"), seed, 150);
+      ReplayHooks hooks;
+      hooks.injector = &lab;
+      const ReplayResult r = replay(trace, o, hooks);
+      EXPECT_EQ(lab.astray, 0);
+      EXPECT_EQ(r.counters.false_alarms, 0);
+      EXPECT_EQ(r.count(FaultState::missed), 0) << describe(r.faults);
+      detected += r.count(FaultState::detected);
+    }
+  }
+  EXPECT_GE(detected, 60);
 }
 
 TEST(FaultLab, FindsFaultsWithASlidingWindow) {

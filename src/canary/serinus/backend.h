@@ -66,6 +66,10 @@ class SerinusBackend final : public Backend {
   std::span<LedgerEntry> ledger(int pool) override { return at(pool).ledger.span(); }
   SlotState state(int pool, std::int64_t slot) const override;
   std::int64_t live_slots(int pool) const override { return at(pool).num_live; }
+  std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const override {
+    const Pool& p = at(pool);
+    return kv_digest(p.raw_sources, p.spec.layout.page_size, slot, options_.depth);
+  }
   std::int64_t num_sources(int pool) const override {
     return static_cast<std::int64_t>(at(pool).sources.size());
   }
