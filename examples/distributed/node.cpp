@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "mix.h"
 
@@ -10,7 +11,10 @@ namespace distributed {
 using serinus::DType;
 using serinus::TensorView;
 using serinus::canary::Moment;
+using serinus::canary::Reason;
+using serinus::canary::SlotState;
 using serinus::canary::Source;
+using serinus::canary::Violation;
 
 serinus::KvLayout layout_of(const Model& model) {
   serinus::KvLayout layout = serinus::kv_layout("mha_hnd", {.page_size = model.page_size,
@@ -167,10 +171,35 @@ void Node::forward(std::span<Request* const> requests) {
   monitor.end_step(t.batch);
 }
 
-void Node::verify(const Request& request) {
+Reason Node::verify(const Request& request) {
   const Request* one[] = {&request};
   std::ranges::copy(request.tokens, expected_tokens_.begin() + request.id * kCells);
   monitor.verify_now(Moment::head, request.id, request.id, 0, request.cached, tables_of(one).batch);
+  take();
+  return found_[request.id];
+}
+
+std::vector<Violation> Node::poll() {
+  take();
+  return std::exchange(found_since_poll_, {});
+}
+
+void Node::take() {
+  for (Violation& v : monitor.poll()) {
+    found_[v.request] |= v.reasons;
+    found_since_poll_.push_back(std::move(v));
+  }
+}
+
+std::int64_t Node::held(const Request& request) const {
+  return std::ranges::count_if(
+      slots_of(request.pages, 0, request.cached),
+      [this](std::int64_t slot) { return monitor.state(kPool, slot) == SlotState::written; });
+}
+
+std::uint64_t Node::digest(const Request& request) const {
+  const Request* one[] = {&request};
+  return monitor.request_digest(request.id, request.cached, tables_of(one).batch);
 }
 
 std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, std::int64_t first,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -37,7 +38,7 @@ std::vector<std::uint32_t> prompt_of(std::size_t length, std::uint32_t first);
 
 class Node {
  public:
-  static constexpr std::int64_t kRows = 16, kCells = 1024;  ///< request r has row r of the table
+  static constexpr std::int64_t kRows = 65, kCells = 1024;  ///< request r has row r of the table
   static constexpr int kPool = 0;                           ///< its number in the monitor
 
   /// `seed` orders the free pages, so that no two ranks have the same table.
@@ -52,8 +53,14 @@ class Node {
 
   /// One forward: the KV of the tokens [cached, tokens.size()) of each request.
   void forward(std::span<Request* const> requests);
-  /// Compares all cells of a request with their records, now.
-  void verify(const Request& request);
+  /// Compares all cells of a request with their records, now. Returns all that was ever found wrong
+  /// with the request.
+  serinus::canary::Reason verify(const Request& request);
+  /// Monitor::poll(), remembered for verify().
+  std::vector<serinus::canary::Violation> poll();
+  /// Of the request's cells, those whose slot has been written; and the digest over their records.
+  std::int64_t held(const Request& request) const;
+  std::uint64_t digest(const Request& request) const;
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
                                      std::int64_t count) const;
@@ -70,6 +77,7 @@ class Node {
 
  private:
   struct Tables;  // the arrays of a batch
+  void take();
   Tables tables_of(std::span<const Request* const> requests) const;
   std::uint8_t* place_of(const serinus::canary::Source& source, std::int64_t slot) const;
   /// What the model writes for a cell.
@@ -81,6 +89,8 @@ class Node {
   std::vector<serinus::canary::Source> sources_;
   std::vector<std::int64_t> free_pages_;  // the last one goes first
   std::vector<std::int32_t> req_to_token_, expected_tokens_;
+  std::map<Owner, serinus::canary::Reason> found_;  // by request
+  std::vector<serinus::canary::Violation> found_since_poll_;
 };
 
 }  // namespace distributed

@@ -94,7 +94,7 @@ bool Prefill::run(std::span<const std::vector<std::uint32_t>> prompts) {
   }
   send_message(link_.control, link_.peer, {.kind = Kind::bye});
   node_.monitor.flush();
-  for (const Violation& v : node_.monitor.poll()) {
+  for (const Violation& v : node_.poll()) {
     say_(serinus::canary::to_text(v, "prefill"));
     sound = false;
   }
@@ -379,7 +379,7 @@ void Decode::decode(int steps) {
 }
 
 void Decode::collect() {
-  for (Violation& v : node_.monitor.poll()) {
+  for (Violation& v : node_.poll()) {
     named_[v.slot] |= v.reasons;
     outcome_.violations.push_back(std::move(v));
   }

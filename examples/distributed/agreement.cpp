@@ -1,0 +1,113 @@
+#include "agreement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace distributed {
+
+using serinus::canary::Reason;
+
+namespace {
+
+/// What rank `rank` says about item `i`, in the result of an all-gather of `items` a rank.
+template <class T>
+const T& said(const std::vector<T>& all, std::size_t items, std::size_t rank, std::size_t i) {
+  return all[rank * items + i];
+}
+
+template <class T>
+std::vector<T> gather(Transport& transport, const std::vector<T>& mine) {
+  std::vector<T> all(mine.size() * static_cast<std::size_t>(transport.size()));
+  transport.all_gather(segment_of(std::span(mine)), segment_of(std::span(all)));
+  return all;
+}
+
+/// The digest that more than half of the ranks have; null if there is none.
+const RankDigest* majority(std::span<const RankDigest> of_ranks) {
+  for (const RankDigest& d : of_ranks) {
+    if (std::ranges::count(of_ranks, d) * 2 > std::ssize(of_ranks)) return &d;
+  }
+  return nullptr;
+}
+
+/// What is wrong with the request itself; that its digest differs, all know already.
+Reason own_reasons(Node& node, const Request& request) {
+  constexpr auto kKnown = static_cast<std::uint32_t>(Reason::digest_differs_across_ranks);
+  return static_cast<Reason>(static_cast<std::uint32_t>(node.verify(request)) & ~kKnown);
+}
+
+void blame(Disagreement& d, int rank, const std::string& why) {
+  d.ranks.push_back(rank);
+  d.why += (d.why.empty() ? "rank " : "; rank ") + std::to_string(rank) + " " + why;
+}
+
+}  // namespace
+
+RankDigest digest_of(const Node& node, const Request& request) {
+  return {request.id, static_cast<std::uint32_t>(node.held(request)), node.digest(request)};
+}
+
+std::vector<Disagreement> agree(Node& node, Transport& transport,
+                                std::span<const Request* const> requests) {
+  std::vector<RankDigest> mine;
+  for (const Request* r : requests) mine.push_back(digest_of(node, *r));
+  const std::vector<RankDigest> all = gather(transport, mine);
+  const int ranks = transport.size();
+
+  std::vector<Disagreement> found;
+  std::vector<std::vector<RankDigest>> digests;  // of each request in `found`, by rank
+  std::vector<Reason> own;                       // what this rank finds wrong with itself
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    std::vector<RankDigest> of_ranks;
+    for (int rank = 0; rank < ranks; ++rank) {
+      of_ranks.push_back(said(all, mine.size(), static_cast<std::size_t>(rank), i));
+    }
+    if (std::ranges::count(of_ranks, of_ranks[0]) == ranks) continue;
+    std::vector<std::uint64_t> values;
+    for (const RankDigest& d : of_ranks) values.push_back(d.digest);
+    node.monitor.on_rank_digests(mine[i].request, mine[i].request, values);
+    found.push_back({mine[i].request, {}, {}});
+    digests.push_back(std::move(of_ranks));
+    own.push_back(own_reasons(node, *requests[i]));
+  }
+  if (found.empty()) return found;
+
+  // The ranks all saw the same digests, so they are all here, with the same list.
+  const std::vector<Reason> reasons = gather(transport, own);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    Disagreement& d = found[i];
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Reason r = said(reasons, found.size(), static_cast<std::size_t>(rank), i);
+      if (!any(r)) continue;
+      const std::uint32_t length = digests[i][static_cast<std::size_t>(rank)].length;
+      blame(d, rank, "holds " + std::to_string(length) + " tokens: " + names_of(r));
+    }
+    if (!d.ranks.empty()) continue;
+    const RankDigest* most = majority(digests[i]);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (most == nullptr) {
+        blame(d, rank, "may be wrong");
+      } else if (digests[i][static_cast<std::size_t>(rank)] != *most) {
+        blame(d, rank, "holds other tokens than most");
+      }
+    }
+  }
+  return found;
+}
+
+void lose_page(Node& node, Request& request, std::size_t page) {
+  const auto tokens = static_cast<std::int64_t>(request.tokens.size());
+  const auto pages = static_cast<std::int64_t>(request.pages.size());
+  if (!node.reserve(request, (pages + 1) * node.model.page_size)) return;
+  std::swap(request.pages[page], request.pages.back());
+  node.release_page(request, request.pages.back());
+  request.pages.pop_back();
+  node.reserve(request, tokens);  // the table again
+}
+
+void take_page_of(Node& node, Request& request, const Request& other, std::size_t page) {
+  request.pages[page] = other.pages[page];
+  node.reserve(request, static_cast<std::int64_t>(request.tokens.size()));
+}
+
+}  // namespace distributed
