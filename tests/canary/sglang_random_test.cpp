@@ -13,33 +13,10 @@
 
 #include <serinus/canary_sglang.h>
 
-#include "tests/canary/sglang_oracle.h"
+#include "tests/canary/sglang_cases.h"
 
 namespace serinus::canary::sglang {
 namespace {
-
-using oracle::Int;
-using Rng = std::mt19937_64;
-
-Int pick(Rng& rng, Int low, Int high) {
-  return std::uniform_int_distribution<Int>(low, high)(rng);
-}
-
-// Any int64, with a liking for the ends and for small numbers.
-Int hostile(Rng& rng) {
-  switch (pick(rng, 0, 5)) {
-    case 0:
-      return INT64_MIN + pick(rng, 0, 2);
-    case 1:
-      return INT64_MAX - pick(rng, 0, 2);
-    case 2:
-      return pick(rng, -3, 40);
-    case 3:
-      return Int{1} << pick(rng, 0, 62);
-    default:
-      return static_cast<Int>(rng());
-  }
-}
 
 std::string difference(const Endpoint& got, const Endpoint& want) {
   if (got.violations != want.violations) {
@@ -57,43 +34,7 @@ std::string difference(const Endpoint& got, const Endpoint& want) {
   return "";
 }
 
-// Endpoint with records and sources. Bytes are shared by copies of the endpoint.
-struct World {
-  Endpoint endpoint;
-  std::vector<std::vector<std::uint8_t>> kv;
-
-  World(Rng& rng, Int num_slots) : endpoint(num_slots, pick(rng, 0, 20), 32 + 8 * pick(rng, 0, 2)) {
-    endpoint.tag = static_cast<LaunchTag>(pick(rng, 0, kNumLaunchTags - 1));
-    endpoint.mode = static_cast<RealKvHashMode>(pick(rng, 0, 2));
-    for (std::uint8_t& b : endpoint.bytes) b = static_cast<std::uint8_t>(rng());
-    const Int n = pick(rng, 0, 4);
-    for (Int i = 0; i < n; ++i) {
-      const Int page = pick(rng, 1, 5);
-      const Int token_bytes = 16 * pick(rng, 1, 4);
-      const Int width = page * token_bytes + 16 * pick(rng, 0, 2);
-      const Int stride = width + (pick(rng, 0, 1) == 0 ? 0 : 16);
-      // Most sources hold all slots, some are too short.
-      const Int rows = num_slots / page + (pick(rng, 0, 3) == 0 ? 0 : 1);
-      kv.emplace_back(static_cast<std::size_t>(rows * stride));
-      for (std::uint8_t& b : kv.back()) b = static_cast<std::uint8_t>(rng());
-      endpoint.sources.push_back(
-          {.tensor = TensorView(kv.back().data(), DType::u8, {rows, width}, {stride, 1}),
-           .page_size = page,
-           .num_bytes_per_token = token_bytes,
-           .read_bytes = 16 * pick(rng, 1, token_bytes / 16)});
-    }
-  }
-};
-
 // ---------------------------------------------------------------- verify
-
-struct VerifyCase {
-  std::uint64_t world_seed = 0;
-  Int num_slots = 0;
-  std::vector<Int> slots{}, tokens{}, positions{}, prev_slots{};
-  std::int32_t num_valid = 0, enable = 0;
-  bool check_tokens = false;
-};
 
 std::string run(const VerifyCase& c) {
   Rng rng(c.world_seed);
@@ -117,26 +58,6 @@ std::string run(const VerifyCase& c) {
     if (!d.empty()) return d + " with " + std::to_string(threads) + " threads";
   }
   return "";
-}
-
-VerifyCase random_verify(Rng& rng, bool all_hostile) {
-  VerifyCase c{.world_seed = rng(), .num_slots = pick(rng, 1, 60)};
-  const Int n = pick(rng, 0, 150);
-  // Chains as plans have them, single odd entries, or nothing but odd ones.
-  Int slot = pick(rng, 1, 60);
-  for (Int i = 0; i < n; ++i) {
-    const bool odd = all_hostile || pick(rng, 0, 9) == 0;
-    const Int next = pick(rng, 0, c.num_slots - 1);
-    c.prev_slots.push_back(odd ? hostile(rng) : pick(rng, 0, 5) == 0 ? pick(rng, -1, 0) : slot);
-    c.slots.push_back(odd ? hostile(rng) : next);
-    c.tokens.push_back(odd ? hostile(rng) : -1);
-    c.positions.push_back(odd ? hostile(rng) : i);
-    slot = next;
-  }
-  c.num_valid = static_cast<std::int32_t>(pick(rng, 0, 3) == 0 ? hostile(rng) : n);
-  c.enable = static_cast<std::int32_t>(pick(rng, 0, 9) == 0 ? 0 : pick(rng, -2, 2));
-  c.check_tokens = pick(rng, 0, 1) == 1;
-  return c;
 }
 
 // Drops entries as long as the case still fails.
@@ -179,14 +100,6 @@ TEST(SglangRandom, VerifyEqualsOracle) {
 
 // ---------------------------------------------------------------- write
 
-struct WriteCase {
-  std::uint64_t world_seed = 0;
-  Int num_slots = 0;
-  HostWritePlan plan{1};
-  oracle::Tokens tokens{};
-  std::int32_t chain_position_assert = 0, violations = 0;
-};
-
 std::string run(WriteCase c) {
   Rng rng(c.world_seed);
   World world(rng, c.num_slots);
@@ -201,34 +114,6 @@ std::string run(WriteCase c) {
     if (!d.empty()) return d + " with " + std::to_string(threads) + " threads";
   }
   return "";
-}
-
-WriteCase random_write(Rng& rng, bool all_hostile, Int num_tokens) {
-  WriteCase c{.world_seed = rng(), .num_slots = num_tokens > 1000 ? 5000 : pick(rng, 1, 80)};
-  const Int capacity = pick(rng, 1, 12);
-  c.plan = HostWritePlan(capacity);
-  Int end = 0;
-  for (Int r = 0; r < capacity; ++r) {
-    const auto at = static_cast<std::size_t>(r);
-    const bool odd = all_hostile || pick(rng, 0, 19) == 0;
-    c.plan.seeds[at] = odd ? hostile(rng) : pick(rng, -1, c.num_slots - 1);
-    end = std::min(num_tokens, end + pick(rng, 0, 2 * num_tokens / capacity));
-    c.plan.offsets[at + 1] = odd ? hostile(rng) : end;
-  }
-  if (all_hostile) c.plan.offsets[0] = hostile(rng);
-  c.plan.num_valid_reqs = static_cast<std::int32_t>(pick(rng, 0, 3) == 0 ? hostile(rng) : capacity);
-  c.tokens.compare = pick(rng, 0, 1) == 1;
-  for (Int i = 0; i < num_tokens; ++i) {
-    const bool odd = (all_hostile && pick(rng, 0, 1) == 0) || pick(rng, 0, 19) == 0;
-    c.tokens.ids.push_back(odd ? hostile(rng) : pick(rng, 0, 99));
-    c.tokens.positions.push_back(odd ? hostile(rng) : i);
-    c.tokens.slots.push_back(odd ? hostile(rng) : pick(rng, 0, c.num_slots - 1));
-    c.tokens.expected_ids.push_back(odd ? pick(rng, 0, 3) : c.tokens.ids.back());
-    c.tokens.expected_positions.push_back(odd ? pick(rng, 0, 3) : i);
-  }
-  c.chain_position_assert = static_cast<std::int32_t>(pick(rng, 0, 1));
-  c.violations = static_cast<std::int32_t>(pick(rng, 0, 9) == 0 ? hostile(rng) : pick(rng, 0, 3));
-  return c;
 }
 
 // Turns entries into skipped ones as long as the case still fails.
@@ -287,26 +172,6 @@ TEST(SglangRandom, VerifyOfManyEntriesDoesNotDependOnThreads) {
 
 // ---------------------------------------------------------------- plan
 
-struct PlanCase {
-  oracle::Tables tables{};
-  Int verify_capacity = 1, write_capacity = 1;
-};
-
-std::vector<std::vector<std::int32_t>> random_table(Rng& rng, Int rows, Int width, bool odd) {
-  std::vector<std::vector<std::int32_t>> t(static_cast<std::size_t>(rows));
-  for (auto& row : t) {
-    for (Int i = 0; i < width; ++i)
-      row.push_back(static_cast<std::int32_t>(odd ? hostile(rng) : pick(rng, -1, 50)));
-  }
-  return t;
-}
-
-std::vector<std::int32_t> flat(const std::vector<std::vector<std::int32_t>>& table) {
-  std::vector<std::int32_t> out;
-  for (const auto& row : table) out.insert(out.end(), row.begin(), row.end());
-  return out;
-}
-
 std::string run(PlanCase c) {
   const oracle::Planned want = oracle::plan(c.tables, c.verify_capacity);
   oracle::Tables& t = c.tables;
@@ -350,33 +215,6 @@ std::string run(PlanCase c) {
     }
   }
   return "";
-}
-
-PlanCase random_plan(Rng& rng, bool all_hostile) {
-  PlanCase c{.verify_capacity = pick(rng, 1, 120), .write_capacity = pick(rng, 1, 12)};
-  oracle::Tables& t = c.tables;
-  const Int rows = pick(rng, 1, 6);
-  const Int width = pick(rng, 1, 30);
-  t.req_to_token = random_table(rng, rows, width, all_hostile);
-  const Int bs = pick(rng, 0, c.write_capacity);
-  for (Int r = 0; r < bs; ++r) {
-    const bool odd = all_hostile || pick(rng, 0, 15) == 0;
-    t.rows.push_back(odd ? hostile(rng) : pick(rng, 0, rows - 1));
-    t.prefix_lens.push_back(odd ? hostile(rng) : pick(rng, -1, width));
-    t.extend_lens.push_back(odd ? hostile(rng) : pick(rng, -1, 5));
-    t.valid_lens.push_back(odd ? hostile(rng) : pick(rng, 0, width));
-  }
-  if (pick(rng, 0, 1) == 1) {
-    t.mapping.emplace();
-    const Int n = pick(rng, 1, 60);
-    for (Int i = 0; i < n; ++i) t.mapping->push_back(all_hostile ? hostile(rng) : pick(rng, 0, 30));
-    t.window = all_hostile ? hostile(rng) : pick(rng, 0, 10);
-  }
-  if (pick(rng, 0, 1) == 1) {
-    t.expected = random_table(rng, pick(rng, 1, 6), pick(rng, 1, 30), all_hostile);
-    t.offset = all_hostile ? hostile(rng) : pick(rng, 0, 1);
-  }
-  return c;
 }
 
 // Turns requests into padding as long as the case still fails.

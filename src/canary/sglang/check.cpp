@@ -241,13 +241,6 @@ void check_write_req_capacity(std::int64_t write_req_capacity) {
   }
 }
 
-void require_cpu(std::string_view name, const TensorView& tensor) {
-  if (tensor.device.type != DeviceType::cpu) {
-    raise(Page::canary_device_not_supported,
-          {{"name", std::string(name)}, {"got", device_string(tensor.device)}});
-  }
-}
-
 VerifyParams check_verify(const VerifyOrWriteContext& context, const VerifyPlan& plan,
                           bool check_verify_expected_token) {
   check_num_sources(context);
@@ -477,8 +470,8 @@ void check_translate(const TensorView& slots, const TensorView& mapping, const T
     raise(Page::canary_mapping_empty, {{"argument", "full_to_swa_index_mapping"}});
 }
 
-void check_scatter(const TensorView& flat_in, const TensorView& offsets,
-                   const TensorView& req_pool_indices, const TensorView& pool_out) {
+ScatterParams check_scatter(const TensorView& flat_in, const TensorView& offsets,
+                            const TensorView& req_pool_indices, const TensorView& pool_out) {
   const PlanTensor tensors[] = {
       {"scatter_req_token_ids flat_in", &flat_in, DType::i64, 1},
       {"scatter_req_token_ids offsets", &offsets, DType::i64, 1},
@@ -512,6 +505,19 @@ void check_scatter(const TensorView& flat_in, const TensorView& offsets,
     check_data(t.name, *t.tensor);
     check_aligned(t.name, *t.tensor, size_of(t.dtype));
   }
+  return {.flat = flat_in.as<const std::int64_t>(),
+          .flat_size = flat_in.shape[0],
+          .flat_stride = flat_in.strides[0],
+          .offsets = offsets.as<const std::int64_t>(),
+          .offsets_stride = offsets.strides[0],
+          .rows = req_pool_indices.as<const std::int64_t>(),
+          .num_requests = bs,
+          .rows_stride = req_pool_indices.strides[0],
+          .pool = pool_out.as<std::int32_t>(),
+          .pool_rows = pool_out.shape[0],
+          .pool_width = pool_out.shape[1],
+          .pool_row_stride = pool_out.strides[0],
+          .pool_column_stride = pool_out.strides[1]};
 }
 
 }  // namespace serinus::canary::sglang

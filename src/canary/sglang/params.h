@@ -18,6 +18,7 @@ struct SourceParams {
   std::int64_t page_size = 1;
   std::int64_t token_stride = 0;
   std::int64_t words = 0;  ///< 8-byte words of a slot
+  std::int64_t safe_slots = 0;  ///< slots below lie within the extent: nothing to check
 };
 
 struct ContextParams {
@@ -93,6 +94,18 @@ struct PlanParams {
   std::int64_t token_offset = 0;
 };
 
+/// Token histories on their way into the pool of expected tokens. Strides count elements.
+struct ScatterParams {
+  const std::int64_t* flat = nullptr;
+  std::int64_t flat_size = 0, flat_stride = 0;
+  const std::int64_t* offsets = nullptr;
+  std::int64_t offsets_stride = 0;
+  const std::int64_t* rows = nullptr;
+  std::int64_t num_requests = 0, rows_stride = 0;
+  std::int32_t* pool = nullptr;  ///< [pool_rows, pool_width]
+  std::int64_t pool_rows = 0, pool_width = 0, pool_row_stride = 0, pool_column_stride = 0;
+};
+
 // check.cpp
 VerifyParams check_verify(const VerifyOrWriteContext& context, const VerifyPlan& plan,
                           bool check_verify_expected_token);
@@ -100,11 +113,9 @@ WriteParams check_write(const VerifyOrWriteContext& context, const WritePlan& pl
                         const WriteInput& input);
 PlanParams check_plan(const VerifyPlan& verify_plan, const WritePlan& write_plan,
                       const PlanInput& input);
-/// Throws where the tensor, checked to be on one device with all others, is not on the CPU.
-void require_cpu(std::string_view name, const TensorView& tensor);
 void check_translate(const TensorView& slots, const TensorView& mapping, const TensorView& out);
-void check_scatter(const TensorView& flat_in, const TensorView& offsets,
-                   const TensorView& req_pool_indices, const TensorView& pool_out);
+ScatterParams check_scatter(const TensorView& flat_in, const TensorView& offsets,
+                            const TensorView& req_pool_indices, const TensorView& pool_out);
 
 // real_kv.cpp
 SourceParams source_params(const RealKvSource& source, RealKvHashMode mode);

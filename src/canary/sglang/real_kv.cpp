@@ -1,4 +1,6 @@
 // The fingerprint of a slot's KV bytes.
+#include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "canary/sglang/records.h"
@@ -6,20 +8,6 @@
 namespace serinus::canary::sglang {
 
 namespace {
-
-// Where a slot's bytes begin; nullopt where `bytes` of them do not lie within the extent. Any slot.
-std::optional<std::int64_t> offset_of(const SourceParams& s, std::int64_t slot,
-                                      std::int64_t bytes) noexcept {
-  std::int64_t row = 0;
-  std::int64_t column = 0;
-  std::int64_t end = 0;
-  if (slot < 0 || __builtin_mul_overflow(slot / s.page_size, s.row_stride, &row) ||
-      __builtin_mul_overflow(slot % s.page_size, s.token_stride, &column) ||
-      __builtin_add_overflow(row, column, &row) || __builtin_add_overflow(row, bytes, &end) ||
-      end > s.extent)
-    return std::nullopt;
-  return row;
-}
 
 std::uint64_t word_at(const std::uint8_t* p) noexcept {
   std::uint64_t w = 0;
@@ -64,6 +52,14 @@ SourceParams source_params(const RealKvSource& source, RealKvHashMode mode) {
   s.page_size = source.page_size;
   s.token_stride = source.num_bytes_per_token;
   s.words = (mode == RealKvHashMode::all ? source.read_bytes : kPartialBytes) / 8;
+  // Whole pages whose last token still fits.
+  __extension__ typedef __int128 Wide;
+  const Wide page = static_cast<Wide>(s.page_size - 1) * s.token_stride + s.words * 8;
+  if (s.row_stride > 0 && page <= s.extent) {
+    const Wide slots = ((s.extent - page) / s.row_stride + 1) * s.page_size;
+    s.safe_slots = static_cast<std::int64_t>(
+        std::min<Wide>(slots, std::numeric_limits<std::int64_t>::max()));
+  }
   return s;
 }
 
@@ -81,9 +77,9 @@ void fold(const ContextParams& c, const std::int64_t* slots, std::int64_t count,
   for (std::int64_t i = 0; i < count; ++i) {
     for (int k = 0; ok[i] && k < c.num_sources; ++k) {
       const SourceParams& s = c.sources[static_cast<std::size_t>(k)];
-      const std::optional<std::int64_t> at = offset_of(s, slots[i], s.words * 8);
-      ok[i] = at.has_value();
-      if (at) bytes[k][n] = s.base + *at;
+      const std::int64_t at = offset_of(s, slots[i], s.words * 8);
+      ok[i] = at >= 0;
+      if (ok[i]) bytes[k][n] = s.base + at;
     }
     if (ok[i]) entries[n++] = i;
   }
@@ -105,9 +101,9 @@ std::optional<std::uint64_t> source_hash(const RealKvSource& source, RealKvHashM
   check(source);
   if (mode == RealKvHashMode::none) return 0;
   const SourceParams s = source_params(source, mode);
-  const std::optional<std::int64_t> at = offset_of(s, slot, s.words * 8);
-  if (!at) return std::nullopt;
-  return fold_one(s, s.base + *at);
+  const std::int64_t at = offset_of(s, slot, s.words * 8);
+  if (at < 0) return std::nullopt;
+  return fold_one(s, s.base + at);
 }
 
 std::optional<std::uint64_t> real_kv_hash(std::span<const RealKvSource> sources,
@@ -125,9 +121,9 @@ std::optional<std::uint64_t> real_kv_hash(std::span<const RealKvSource> sources,
 std::optional<FlippedByte> flip_first_byte(const RealKvSource& source, std::int64_t slot) {
   check(source);
   const SourceParams s = source_params(source, RealKvHashMode::partial);
-  const std::optional<std::int64_t> at = offset_of(s, slot, 1);
-  if (!at) return std::nullopt;
-  std::uint8_t& byte = source.tensor.as<std::uint8_t>()[*at];
+  const std::int64_t at = offset_of(s, slot, 1);
+  if (at < 0) return std::nullopt;
+  std::uint8_t& byte = source.tensor.as<std::uint8_t>()[at];
   FlippedByte flipped{slot / s.page_size, (slot % s.page_size) * s.token_stride, byte, 0};
   byte ^= 0xFFu;
   flipped.new_byte = byte;

@@ -7,29 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "canary/sglang/hash.h"
-#include "canary/sglang/params.h"
+#include "canary/sglang/entry.h"
 
 namespace serinus::canary::sglang {
-
-constexpr std::uint64_t u64(std::int64_t x) noexcept {
-  return static_cast<std::uint64_t>(x);
-}
-constexpr std::int64_t i64(std::uint64_t x) noexcept {
-  return static_cast<std::int64_t>(x);
-}
-
-/// 0 <= i < n, for any i; n >= 0.
-constexpr bool within(std::int64_t i, std::int64_t n) noexcept {
-  return u64(i) < u64(n);
-}
-
-/// A slot of the full pool in the SWA pool's numbering: negative stays, beyond the mapping takes
-/// its last entry, as on the GPU. `size` > 0.
-constexpr std::int64_t translate(const std::int64_t* mapping, std::int64_t size,
-                                 std::int64_t slot) noexcept {
-  return slot < 0 ? slot : mapping[slot < size ? slot : size - 1];
-}
 
 /// Records need not be aligned: the buffer is bytes.
 inline void copy(const ContextParams& c, std::int64_t slot, Record& to) noexcept {
@@ -57,10 +37,6 @@ template <int kForWrite>
 inline void prefetch(const ContextParams& c, std::int64_t slot) noexcept {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(c.records) + u64(slot) * u64(c.stride);
   __builtin_prefetch(reinterpret_cast<const void*>(at), kForWrite, 3);
-}
-
-inline std::uint64_t hash_of(const Record& r) noexcept {
-  return hash::mix3(u64(r.prev_hash), u64(r.token), u64(r.position));
 }
 
 /// What a range of entries adds to the ring and the counters. Ranges are counted apart and

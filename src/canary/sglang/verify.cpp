@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "canary/cuda/sglang/run.h"
 #include "canary/sglang/lanes.h"
 #include "canary/sglang/records.h"
 
@@ -17,29 +18,9 @@ constexpr std::int64_t kAhead = 24;
 
 void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
                  const Record& predecessor, std::uint64_t real_kv_hash, Tally& tally) {
-  const std::int64_t prev = p.prev_slots[i];
-  std::int64_t expected_hash = stored.prev_hash;  // of an unreachable predecessor
-  if (prev < 0)
-    expected_hash = i64(hash::kAnchorHash);
-  else if (prev != kPaddingSlot)
-    expected_hash = i64(hash_of(predecessor));
-  const std::int64_t expected_token = p.check_tokens ? p.tokens[i] : kNoToken;
-
-  FailReason reasons = FailReason::none;
-  if (stored.prev_hash != expected_hash) reasons = reasons | FailReason::verify_chain_hash;
-  if (stored.position != p.positions[i]) reasons = reasons | FailReason::verify_position;
-  if (stored.real_kv_hash != i64(real_kv_hash)) reasons = reasons | FailReason::verify_real_kv_hash;
-  if (expected_token != kNoToken && stored.token != expected_token)
-    reasons = reasons | FailReason::verify_token;
-  if (reasons == FailReason::none) return;
-  tally.add({.kernel_kind = p.context.kernel_kind,
-             .slot = p.slots[i],
-             .position = stored.position,
-             .stored_token = stored.token,
-             .expected_token = expected_token,
-             .stored_chain_hash = stored.prev_hash,
-             .expected_aux = expected_hash,
-             .fail_reason_bits = static_cast<std::int64_t>(reasons)});
+  const std::uint64_t before = p.prev_slots[i] > 0 ? hash_of(predecessor) : 0;
+  const ViolationRow row = judge(p, i, stored, before, real_kv_hash);
+  if (row.fail_reason_bits != 0) tally.add(row);
 }
 
 // Asks for the records of the entry kAhead further on. An address out of the buffer is not
@@ -117,9 +98,7 @@ void verify_range(const VerifyParams& p, std::int64_t begin, std::int64_t end, T
 void run_verify(const VerifyParams& p, int threads) {
   Tally::add_to(p.context.kernel_run_counter, 1);
   if (*p.enable == 0) return;
-  // As on the GPU, a negative count is a huge unsigned one.
-  const std::int64_t n =
-      std::min<std::int64_t>(static_cast<std::uint32_t>(*p.num_valid), p.capacity);
+  const std::int64_t n = count_of(*p.num_valid, p.capacity);
   if (n == 0) return;
   std::vector<Tally> tallies(static_cast<std::size_t>((n + kGrain - 1) / kGrain), Tally(p.context));
   parallel_for(threads, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -135,9 +114,12 @@ void run_verify(const VerifyParams& p, int threads) {
 void verify(const VerifyOrWriteContext& context, const VerifyPlan& plan,
             bool check_verify_expected_token, Stream stream, int threads) {
   const VerifyParams params = check_verify(context, plan, check_verify_expected_token);
-  require_cpu("canary_buf", context.canary_buf);
-  static_cast<void>(stream);
-  run_verify(params, threads);
+  const Device device = context.canary_buf.device;
+  if (device.type == DeviceType::cuda) {
+    cuda::verify(params, device, stream);
+  } else {
+    run_verify(params, threads);
+  }
 }
 
 }  // namespace serinus::canary::sglang

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "canary/cuda/sglang/run.h"
 #include "canary/sglang/records.h"
 
 namespace serinus::canary::sglang {
@@ -27,27 +28,16 @@ struct Row {
 };
 
 std::vector<Row> rows_of(const WriteParams& p, Tally& tally) {
-  // As on the GPU, a negative count is a huge unsigned one.
-  const std::int64_t n =
-      std::min<std::int64_t>(static_cast<std::uint32_t>(*p.num_valid_reqs), p.req_capacity);
+  const std::int64_t n = count_of(*p.num_valid_reqs, p.req_capacity);
   std::vector<Row> rows;
   rows.reserve(static_cast<std::size_t>(n));
   for (std::int64_t r = 0; r < n; ++r) {
-    Row row;
-    row.begin = p.offsets[r];
-    row.end = p.offsets[r + 1];
-    if (row.end <= row.begin) continue;
-    if (row.begin < 0 || row.end > p.num_tokens) {
-      ++tally.out_of_range;  // tokens that do not exist: the row shrinks to those that do
-      row.begin = std::max<std::int64_t>(row.begin, 0);
-      row.end = std::min(row.end, p.num_tokens);
-      if (row.end <= row.begin) continue;
-    }
-    const std::int64_t seed = p.seeds[r];
-    if (seed >= p.context.num_slots) {
-      row.seed_exists = false;
-    } else if (seed >= 0) {
-      const Record predecessor = load(p.context, seed);
+    const WriteRow found = write_row(p, r);
+    tally.out_of_range += found.was_cut ? 1 : 0;
+    if (found.end <= found.begin) continue;
+    Row row{.begin = found.begin, .end = found.end, .seed_exists = found.seed_exists};
+    if (found.seed_exists && found.seed >= 0) {
+      const Record predecessor = load(p.context, found.seed);
       row.chain = hash_of(predecessor);
       row.check_positions = *p.context.enable_chain_position_assert != 0;
       row.position = predecessor.position;
@@ -57,26 +47,11 @@ std::vector<Row> rows_of(const WriteParams& p, Tally& tally) {
   return rows;
 }
 
-ViolationRow violation(const WriteParams& p, std::int64_t i, std::uint64_t running_hash,
-                       std::int64_t expected_token, std::int64_t expected_position,
-                       FailReason reasons) {
-  return {.kernel_kind = p.context.kernel_kind,
-          .slot = p.slots[i],
-          .position = p.positions[i],
-          .stored_token = p.tokens[i],
-          .expected_token = expected_token,
-          .stored_chain_hash = i64(running_hash),
-          .expected_aux = expected_position,
-          .fail_reason_bits = static_cast<std::int64_t>(reasons)};
-}
-
 // Compares entry i with what was expected of it.
 void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_hash, Tally& tally) {
-  FailReason reasons = FailReason::none;
-  if (p.tokens[i] != p.expected_tokens[i]) reasons = reasons | FailReason::write_token;
-  if (p.positions[i] != p.expected_positions[i]) reasons = reasons | FailReason::write_position;
-  if (reasons == FailReason::none) return;
-  tally.add(violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], reasons));
+  const std::int64_t bits = wrong_input(p, i);
+  if (bits == 0) return;
+  tally.add(write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits));
 }
 
 // Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
@@ -115,7 +90,8 @@ void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& 
     if (check_inputs) check_input(p, i, chain, tally);
     if (check_positions) {
       if (position != next_position) [[unlikely]] {
-        tally.add(violation(p, i, chain, token, next_position, FailReason::write_position));
+        tally.add(write_violation(p, i, chain, token, next_position,
+                                  static_cast<std::int64_t>(FailReason::write_position)));
       }
       next_position = i64(u64(position) + 1);
     }
@@ -231,9 +207,12 @@ void run_write(const WriteParams& p, int threads) {
 void write(const VerifyOrWriteContext& context, const WritePlan& plan, const WriteInput& input,
            Stream stream, int threads) {
   const WriteParams params = check_write(context, plan, input);
-  require_cpu("canary_buf", context.canary_buf);
-  static_cast<void>(stream);
-  run_write(params, threads);
+  const Device device = context.canary_buf.device;
+  if (device.type == DeviceType::cuda) {
+    cuda::write(params, device, stream);
+  } else {
+    run_write(params, threads);
+  }
 }
 
 }  // namespace serinus::canary::sglang

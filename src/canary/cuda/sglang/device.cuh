@@ -1,0 +1,111 @@
+// What the kernels of the format share: records by slot, counters, the ring.
+#pragma once
+
+#include <cstdint>
+
+#include "canary/sglang/entry.h"
+
+namespace serinus::canary::sglang::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+inline constexpr int kWarp = 32;
+
+__device__ __forceinline__ int lane_id() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+__device__ __forceinline__ std::int64_t thread_index() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t thread_count() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t x, int lane) {
+  return __shfl_sync(kAllLanes, static_cast<unsigned long long>(x), lane);
+}
+__device__ __forceinline__ std::uint64_t shuffle_up(std::uint64_t x) {
+  return __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(x), 1);
+}
+
+/// Wraps, as the format's counters do.
+__device__ __forceinline__ void add(std::int64_t* counter, std::int64_t n) {
+  if (counter != nullptr && n != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
+  }
+}
+
+/// The widest access that all records allow: 16, 8 or 1 bytes.
+__device__ __forceinline__ int record_alignment(const ContextParams& c) {
+  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(c.records) | u64(c.stride);
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : 1;
+}
+
+/// Loads past the compiler's view of memory: others may be writing the buffer meanwhile.
+__device__ __forceinline__ Record load(const ContextParams& c, std::int64_t slot, int alignment) {
+  const std::uint8_t* const at = c.records + slot * c.stride;
+  Record r;
+  if (alignment == 16) {
+    const longlong2 what = __ldcg(reinterpret_cast<const longlong2*>(at));
+    const longlong2 chain = __ldcg(reinterpret_cast<const longlong2*>(at) + 1);
+    r = {what.x, what.y, chain.x, chain.y};
+  } else if (alignment == 8) {
+    const auto* const words = reinterpret_cast<const long long*>(at);
+    r = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2), __ldcg(words + 3)};
+  } else {
+    std::uint64_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      words[w] = 0;
+#pragma unroll
+      for (int b = 0; b < 8; ++b) words[w] |= std::uint64_t{__ldcg(at + w * 8 + b)} << (8 * b);
+    }
+    r = {i64(words[0]), i64(words[1]), i64(words[2]), i64(words[3])};
+  }
+  return r;
+}
+
+__device__ __forceinline__ void store_words(std::uint8_t* at, std::uint64_t a, std::uint64_t b,
+                                            int alignment) {
+  if (alignment == 16) {
+    *reinterpret_cast<ulonglong2*>(at) = make_ulonglong2(a, b);
+  } else if (alignment == 8) {
+    reinterpret_cast<unsigned long long*>(at)[0] = a;
+    reinterpret_cast<unsigned long long*>(at)[1] = b;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      at[i] = static_cast<std::uint8_t>(a >> (8 * i));
+      at[8 + i] = static_cast<std::uint8_t>(b >> (8 * i));
+    }
+  }
+}
+__device__ __forceinline__ void store_word(std::uint8_t* at, std::uint64_t a, int alignment) {
+  if (alignment >= 8) {
+    *reinterpret_cast<unsigned long long*>(at) = a;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) at[i] = static_cast<std::uint8_t>(a >> (8 * i));
+  }
+}
+
+/// Fills the ring once; the counter goes on, and wraps. A negative one stores nothing.
+__device__ inline void append(const ContextParams& c, const ViolationRow& row) {
+  const int at = atomicAdd(c.violation_write_index, 1);
+  if (!within(at, c.ring_capacity)) return;
+  auto* const to = reinterpret_cast<longlong2*>(c.ring + at);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
+  const long long fields[kViolationFields] = {
+      row.kernel_kind,    row.slot,           row.position,     row.stored_token,
+      row.expected_token, row.stored_chain_hash, row.expected_aux, row.fail_reason_bits};
+#pragma unroll
+  for (int i = 0; i < kViolationFields; i += 2) {
+    if (aligned) {
+      to[i / 2] = make_longlong2(fields[i], fields[i + 1]);
+    } else {
+      reinterpret_cast<long long*>(to)[i] = fields[i];
+      reinterpret_cast<long long*>(to)[i + 1] = fields[i + 1];
+    }
+  }
+}
+
+}  // namespace serinus::canary::sglang::cuda
