@@ -40,28 +40,27 @@ __device__ __forceinline__ int record_alignment(const ContextParams& c) {
   return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : 1;
 }
 
-/// Loads past the compiler's view of memory: others may be writing the buffer meanwhile.
+/// 16 bytes, past L1: others may be writing them meanwhile.
+__device__ __forceinline__ ulonglong2 load_words(const std::uint8_t* at, int alignment) {
+  if (alignment == 16) return __ldcg(reinterpret_cast<const ulonglong2*>(at));
+  if (alignment == 8) {
+    const auto* const words = reinterpret_cast<const unsigned long long*>(at);
+    return make_ulonglong2(__ldcg(words), __ldcg(words + 1));
+  }
+  ulonglong2 v = make_ulonglong2(0, 0);
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    v.x |= static_cast<unsigned long long>(__ldcg(at + b)) << (8 * b);
+    v.y |= static_cast<unsigned long long>(__ldcg(at + 8 + b)) << (8 * b);
+  }
+  return v;
+}
+
 __device__ __forceinline__ Record load(const ContextParams& c, std::int64_t slot, int alignment) {
   const std::uint8_t* const at = c.records + slot * c.stride;
-  Record r;
-  if (alignment == 16) {
-    const longlong2 what = __ldcg(reinterpret_cast<const longlong2*>(at));
-    const longlong2 chain = __ldcg(reinterpret_cast<const longlong2*>(at) + 1);
-    r = {what.x, what.y, chain.x, chain.y};
-  } else if (alignment == 8) {
-    const auto* const words = reinterpret_cast<const long long*>(at);
-    r = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2), __ldcg(words + 3)};
-  } else {
-    std::uint64_t words[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      words[w] = 0;
-#pragma unroll
-      for (int b = 0; b < 8; ++b) words[w] |= std::uint64_t{__ldcg(at + w * 8 + b)} << (8 * b);
-    }
-    r = {i64(words[0]), i64(words[1]), i64(words[2]), i64(words[3])};
-  }
-  return r;
+  const ulonglong2 what = load_words(at, alignment);
+  const ulonglong2 chain = load_words(at + 16, alignment);
+  return {i64(what.x), i64(what.y), i64(chain.x), i64(chain.y)};
 }
 
 __device__ __forceinline__ void store_words(std::uint8_t* at, std::uint64_t a, std::uint64_t b,

@@ -43,6 +43,18 @@ __device__ __forceinline__ int source_alignment(const SourceParams& s) {
   return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
 }
 
+/// Fingerprint of a slot, which exists, by its lane alone: sources of 16 bytes each.
+__device__ __forceinline__ std::uint64_t fold_lane(const ContextParams& c, std::int64_t slot) {
+  std::uint64_t all = 0;
+  for (int k = 0; k < c.num_sources; ++k) {
+    const SourceParams& s = c.sources[k];
+    const ulonglong2 words =
+        load_words(s.base + offset_of(s, slot, 16), source_alignment(s) == 16 ? 16 : 1);
+    all = hash::splitmix64(all ^ hash::splitmix64(hash::splitmix64(words.x) ^ words.y));
+  }
+  return all;
+}
+
 /// Walks over the pieces of a slot's bytes: all of source 0, then of source 1, ...
 struct Pieces {
   const ContextParams& c;
@@ -121,12 +133,16 @@ __device__ inline std::uint64_t fold_warp(const ContextParams& c, std::int64_t s
     const std::uint32_t from =
         stage + static_cast<std::uint32_t>(drain * kStageBytes + lane * kRowPitch);
     const int vectors = here.vectors();
+    ulonglong2 words[kPieceVectors];  // all at once: the fold waits for none of them
+#pragma unroll
+    for (int v = 0; v < kPieceVectors; ++v) {
+      if (v < vectors) words[v] = gpu::ptx::load_shared_u64x2(from + v * 16);
+    }
 #pragma unroll
     for (int v = 0; v < kPieceVectors; ++v) {
       if (v < vectors) {
-        const ulonglong2 words = gpu::ptx::load_shared_u64x2(from + v * 16);
-        f = hash::splitmix64(f ^ words.x);
-        f = hash::splitmix64(f ^ words.y);
+        f = hash::splitmix64(f ^ words[v].x);
+        f = hash::splitmix64(f ^ words[v].y);
       }
     }
     if (here.next()) {

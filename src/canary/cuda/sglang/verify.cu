@@ -16,10 +16,27 @@ using canary::cuda::grid_for;
 
 constexpr int kThreads = 128;
 
-template <bool kBytes>
-__global__ void __launch_bounds__(kThreads, kBytes ? 4 : 12)
+/// How the bytes of a slot are folded.
+enum class Bytes { none, by_lane, by_warp };
+
+template <Bytes kBytes>
+struct Tuning {
+  static constexpr int kEach = kBytes == Bytes::by_warp ? 1 : 2;   ///< entries a lane has under way
+  static constexpr int kCtas = kBytes == Bytes::by_warp ? 4 : 8;  ///< on every multiprocessor
+};
+
+/// An entry and what was loaded for it.
+struct Entry {
+  std::int64_t i = 0, prev = kPaddingSlot, slot = kPaddingSlot;
+  bool sound = false;
+  Record stored;
+};
+
+template <Bytes kBytes>
+__global__ void __launch_bounds__(kThreads, Tuning<kBytes>::kCtas)
     verify_kernel(const __grid_constant__ VerifyParams p) {
   extern __shared__ uint4 shared[];
+  constexpr int kEach = Tuning<kBytes>::kEach;
   const ContextParams& c = p.context;
   if (thread_index() == 0) add(c.kernel_run_counter, 1);
   if (*p.enable == 0) return;
@@ -30,26 +47,54 @@ __global__ void __launch_bounds__(kThreads, kBytes ? 4 : 12)
   const std::uint32_t stage =
       gpu::ptx::shared_address(shared) + threadIdx.x / kWarp * static_cast<unsigned>(kFoldBytes);
   std::int64_t out_of_range = 0;
-  for (std::int64_t i = thread_index(); i - lane < n; i += thread_count()) {
-    const std::int64_t slot = i < n ? p.slots[i] : kPaddingSlot;
-    const std::int64_t prev = i < n ? p.prev_slots[i] : kPaddingSlot;
-    const bool sound = slot != kPaddingSlot && prev < c.num_slots && exists(c, slot);
-    if (slot != kPaddingSlot && !sound) ++out_of_range;
-    Record stored;
-    if (sound) stored = load(c, slot, alignment);
-    const std::uint64_t own_hash = hash_of(stored);
-    std::uint64_t predecessor = shuffle_up(own_hash);
-    const std::int64_t slot_before = i64(shuffle_up(u64(sound ? slot : kChainHead)));
-    if (sound && prev > 0 && (lane == 0 || prev != slot_before)) {
-      predecessor = hash_of(load(c, prev, alignment));
+  const std::int64_t first = (thread_index() - lane) * kEach + lane;
+  for (std::int64_t at = first; at - lane < n; at += thread_count() * kEach) {
+    Entry entries[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      Entry& e = entries[k];
+      e.i = at + k * kWarp;
+      if (e.i < n) {
+        e.slot = p.slots[e.i];
+        e.prev = p.prev_slots[e.i];
+      }
     }
-    std::uint64_t real_kv_hash = 0;
-    if constexpr (kBytes) real_kv_hash = fold_warp(c, slot, sound, stage);
-    if (!sound) continue;
-    const ViolationRow row = judge(p, i, stored, predecessor, real_kv_hash);
-    if (row.fail_reason_bits != 0) append(c, row);
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      Entry& e = entries[k];
+      e.sound = e.slot != kPaddingSlot && e.prev < c.num_slots && exists(c, e.slot);
+      if (e.slot != kPaddingSlot && !e.sound) ++out_of_range;
+      if (e.sound) e.stored = load(c, e.slot, alignment);
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const Entry& e = entries[k];
+      std::uint64_t real_kv_hash = 0;
+      if constexpr (kBytes == Bytes::by_lane) {
+        if (e.sound) real_kv_hash = fold_lane(c, e.slot);
+      }
+      std::uint64_t predecessor = shuffle_up(hash_of(e.stored));
+      const std::int64_t slot_before = i64(shuffle_up(u64(e.sound ? e.slot : kChainHead)));
+      if (e.sound && e.prev > 0 && (lane == 0 || e.prev != slot_before)) {
+        predecessor = hash_of(load(c, e.prev, alignment));
+      }
+      if constexpr (kBytes == Bytes::by_warp) real_kv_hash = fold_warp(c, e.slot, e.sound, stage);
+      if (!e.sound) continue;
+      const ViolationRow row = judge(p, e.i, e.stored, predecessor, real_kv_hash);
+      if (row.fail_reason_bits != 0) append(c, row);
+    }
   }
   add(c.out_of_range_counter, out_of_range);
+}
+
+template <Bytes kBytes>
+void launch(const VerifyParams& p, Device device, Stream stream) {
+  using T = Tuning<kBytes>;
+  gpu::launch("canary verify", verify_kernel<kBytes>,
+              {.grid = grid_for(device, p.capacity, kThreads * T::kEach, T::kCtas),
+               .block = kThreads,
+               .shared_bytes = kBytes == Bytes::by_warp ? kThreads / kWarp * kFoldBytes : 0},
+              stream, p);
 }
 
 }  // namespace
@@ -57,15 +102,16 @@ __global__ void __launch_bounds__(kThreads, kBytes ? 4 : 12)
 void verify(const VerifyParams& p, Device device, Stream stream) {
   gpu::require_hopper("canary verify", device);
   const gpu::OnDevice current(device);
-  if (p.context.num_sources > 0) {
-    gpu::launch("canary verify", verify_kernel<true>,
-                {.grid = grid_for(device, p.capacity, kThreads, 4),
-                 .block = kThreads,
-                 .shared_bytes = kThreads / kWarp * kFoldBytes},
-                stream, p);
+  bool short_sources = true;
+  for (int k = 0; k < p.context.num_sources; ++k) {
+    short_sources &= p.context.sources[static_cast<std::size_t>(k)].words == 2;
+  }
+  if (p.context.num_sources == 0) {
+    launch<Bytes::none>(p, device, stream);
+  } else if (short_sources) {
+    launch<Bytes::by_lane>(p, device, stream);
   } else {
-    gpu::launch("canary verify", verify_kernel<false>,
-                {grid_for(device, p.capacity, kThreads, 12), kThreads}, stream, p);
+    launch<Bytes::by_warp>(p, device, stream);
   }
 }
 

@@ -2,9 +2,10 @@
 // chains, a warp a request, and store everything of a record but its fingerprint; and CTAs that
 // fold the bytes of all new tokens at memory speed and store the fingerprints.
 //
-// A chain is serial by definition: three splitmix64 a token. All lanes of a warp compute it
-// together, so that lane l can keep the hash before token l; 32 tokens are loaded, checked and
-// stored at once, the next 32 while this is going on.
+// A chain is serial by definition: three splitmix64 a token. One warp does nothing else: all its
+// lanes compute the same, so that lane l can keep the hash before token l of a batch of 32. Three
+// more take turns at what comes before and after: they load a batch, and check and store it.
+#include <algorithm>
 #include <cstdint>
 
 #include "canary/cuda/grid.h"
@@ -12,6 +13,7 @@
 #include "canary/cuda/sglang/fold.cuh"
 #include "canary/cuda/sglang/run.h"
 #include "gpu/launch.h"
+#include "gpu/ptx/sync.cuh"
 
 namespace serinus::canary::sglang::cuda {
 
@@ -54,88 +56,140 @@ __device__ __forceinline__ std::uint64_t step(std::uint64_t z, ulonglong2 prepar
   return middle(between(z, prepared.y));
 }
 
-/// 32 entries of a row, one a lane.
-struct Lane {
-  std::int64_t slot = -1, token = 0, position = 0;
-
-  __device__ static Lane at(const WriteParams& p, std::int64_t i, std::int64_t end) {
-    return i < end ? Lane{p.slots[i], p.tokens[i], p.positions[i]} : Lane{};
-  }
+/// 32 entries of a row on their way between the warp that walks the chain and one that helps it.
+struct Batch {
+  ulonglong2 words[kWarp];      ///< prepared tokens and positions
+  std::uint64_t hashes[kWarp];  ///< of the chain before each
+  unsigned stamped;             ///< lanes whose entry is written; the chain passes over the others
 };
 
-/// Walks row r. `words` is the warp's: 32 prepared tokens and positions.
-__device__ void walk_row(const WriteParams& p, std::int64_t r, ulonglong2* words, int alignment,
-                         std::int64_t& entries, std::int64_t& out_of_range) {
+constexpr int kHelpers = kWarps - 1;
+
+/// Barriers of a pair of warps, two a helper: its batch may be walked; it has been walked.
+__device__ __forceinline__ int ready(int helper) {
+  return 1 + 2 * helper;
+}
+__device__ __forceinline__ int walked(int helper) {
+  return 2 + 2 * helper;
+}
+
+/// Walks the chain of a row, batch by batch.
+__device__ void walk_row(const WriteParams& p, const WriteRow& row, Batch* batches, int alignment) {
+  const int lane = lane_id();
+  std::uint64_t z = with_hash(hash::kAnchorHash);
+  if (row.seed_exists && row.seed >= 0) z = with_hash(hash_of(load(p.context, row.seed, alignment)));
+  int helper = 0;
+  for (std::int64_t base = row.begin; base < row.end; base += kWarp) {
+    Batch& batch = batches[helper];
+    gpu::ptx::named_barrier_sync(ready(helper), 2 * kWarp);
+    const unsigned stamped = batch.stamped;
+    std::uint64_t mine = z;
+    if (stamped == kAllLanes) {
+#pragma unroll 8
+      for (int l = 0; l < kWarp; ++l) {
+        if (l == lane) mine = z;
+        z = step(z, batch.words[l]);
+      }
+    } else {
+      for (unsigned left = stamped; left != 0; left &= left - 1) {
+        const int l = __ffs(static_cast<int>(left)) - 1;
+        if (l == lane) mine = z;
+        z = step(z, batch.words[l]);
+      }
+    }
+    batch.hashes[lane] = hash_in(mine);
+    gpu::ptx::named_barrier_arrive(walked(helper), 2 * kWarp);
+    helper = helper + 1 == kHelpers ? 0 : helper + 1;
+  }
+}
+
+__device__ __forceinline__ bool is_stamped(const WriteParams& p, const WriteRow& row,
+                                           std::int64_t i) {
+  return i < row.end && row.seed_exists && exists(p.context, p.slots[i]);
+}
+
+/// The position before entry `base` along a row: of the last entry before that is stamped, else of
+/// the seed. All lanes call it.
+__device__ std::int64_t position_before(const WriteParams& p, const WriteRow& row,
+                                        std::int64_t base, int alignment) {
+  for (std::int64_t from = base - kWarp; base > row.begin; base = from, from -= kWarp) {
+    const std::int64_t i = from + lane_id();
+    const unsigned stamped = __ballot_sync(kAllLanes, i >= row.begin && is_stamped(p, row, i));
+    if (stamped != 0) return p.positions[from + 31 - __clz(static_cast<int>(stamped))];
+  }
+  return load(p.context, row.seed, alignment).position;
+}
+
+/// Does for every third batch of a row all that is not the chain: loads, checks, stores.
+__device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, Batch& batch,
+                         int alignment, std::int64_t& entries, std::int64_t& out_of_range) {
   const ContextParams& c = p.context;
   const int lane = lane_id();
-  const WriteRow row = write_row(p, r);
-  if (lane == 0 && row.was_cut) ++out_of_range;
-  if (row.end <= row.begin) return;
-  std::uint64_t z = with_hash(hash::kAnchorHash);
-  bool check_positions = false;
-  std::int64_t position_before = 0;
-  if (row.seed_exists && row.seed >= 0) {
-    const Record predecessor = load(c, row.seed, alignment);
-    z = with_hash(hash_of(predecessor));
-    check_positions = *c.enable_chain_position_assert != 0;
-    position_before = predecessor.position;
-  }
-  Lane next = Lane::at(p, row.begin + lane, row.end);
-  for (std::int64_t base = row.begin; base < row.end; base += kWarp) {
-    const Lane here = next;
-    next = Lane::at(p, base + kWarp + lane, row.end);
-    const bool stamped = here.slot >= 0 && row.seed_exists && exists(c, here.slot);
-    if (here.slot >= 0) {
+  const bool check_positions =
+      row.seed_exists && row.seed >= 0 && *c.enable_chain_position_assert != 0;
+  for (std::int64_t base = row.begin + helper * kWarp; base < row.end; base += kHelpers * kWarp) {
+    const std::int64_t i = base + lane;
+    const std::int64_t slot = i < row.end ? p.slots[i] : -1;
+    const std::int64_t token = i < row.end ? p.tokens[i] : 0;
+    const std::int64_t position = i < row.end ? p.positions[i] : 0;
+    const bool stamped = row.seed_exists && exists(c, slot);
+    if (slot >= 0) {
       ++entries;
       if (!stamped) ++out_of_range;
     }
     const unsigned mask = __ballot_sync(kAllLanes, stamped);
-    words[lane] = make_ulonglong2(prepare(u64(here.token)), prepare(u64(here.position)));
-    __syncwarp();
-    std::uint64_t mine = z;
-    if (mask == kAllLanes) {
-#pragma unroll 8
-      for (int l = 0; l < kWarp; ++l) {
-        if (l == lane) mine = z;
-        z = step(z, words[l]);
-      }
-    } else {
-      for (unsigned left = mask; left != 0; left &= left - 1) {
-        const int l = __ffs(static_cast<int>(left)) - 1;
-        if (l == lane) mine = z;
-        z = step(z, words[l]);
-      }
+    batch.words[lane] = make_ulonglong2(prepare(u64(token)), prepare(u64(position)));
+    batch.stamped = mask;
+    gpu::ptx::named_barrier_arrive(ready(helper), 2 * kWarp);
+
+    std::uint8_t* const to = c.records + slot * c.stride;
+    if (stamped) store_words(to, u64(token), u64(position), alignment);
+    std::int64_t next_position = 0;
+    if (check_positions && mask != 0) {
+      const unsigned below = mask & ((1u << lane) - 1);
+      const std::int64_t lane_before =
+          i64(shuffle(u64(position), below != 0 ? 31 - __clz(static_cast<int>(below)) : 0));
+      const std::int64_t first_before = position_before(p, row, base, alignment);
+      next_position = i64(u64(below != 0 ? lane_before : first_before) + 1);
     }
     __syncwarp();
-    const std::uint64_t hash = hash_in(mine);
-    // The position before this lane's, among those that are stamped.
-    const unsigned below = mask & ((1u << lane) - 1);
-    const int from = below != 0 ? 31 - __clz(static_cast<int>(below)) : 0;
-    const std::int64_t shuffled = i64(shuffle(u64(here.position), from));
-    const std::int64_t next_position =
-        i64(u64(below != 0 ? shuffled : position_before) + 1);
-    if (mask != 0) {
-      position_before = i64(shuffle(u64(here.position), 31 - __clz(static_cast<int>(mask))));
-    }
+    gpu::ptx::named_barrier_sync(walked(helper), 2 * kWarp);
     if (!stamped) continue;
-    std::uint8_t* const to = c.records + here.slot * c.stride;
-    store_words(to, u64(here.token), u64(here.position), alignment);
+    const std::uint64_t hash = batch.hashes[lane];
     if (c.num_sources > 0) {
       store_word(to + 16, hash, alignment);
     } else {
       store_words(to + 16, hash, 0, alignment);
     }
-    const std::int64_t i = base + lane;
     if (p.expected_tokens != nullptr) {
       const std::int64_t bits = wrong_input(p, i);
       if (bits != 0)
         append(c, write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i], bits));
     }
-    if (check_positions && here.position != next_position) {
-      append(c, write_violation(p, i, hash, here.token, next_position,
+    if (check_positions && position != next_position) {
+      append(c, write_violation(p, i, hash, token, next_position,
                                 static_cast<std::int64_t>(FailReason::write_position)));
     }
   }
+}
+
+/// A CTA's rows: one warp walks, the others help.
+__device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t cta,
+                           std::int64_t ctas, Batch* batches, int alignment) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  std::int64_t entries = 0;
+  std::int64_t out_of_range = 0;
+  for (std::int64_t r = cta; r < rows; r += ctas) {
+    const WriteRow row = write_row(p, r);
+    if (threadIdx.x == 0 && row.was_cut) ++out_of_range;
+    if (warp == 0) {
+      walk_row(p, row, batches, alignment);
+    } else {
+      help_row(p, row, warp - 1, batches[warp - 1], alignment, entries, out_of_range);
+    }
+  }
+  add(p.context.slot_run_counter, entries);
+  add(p.context.out_of_range_counter, out_of_range);
 }
 
 /// This warp's share of all rows' entries, 32 of one row at a time: `warp` of `warps`.
@@ -174,28 +228,18 @@ __device__ void fold_rows(const WriteParams& p, std::int64_t rows, std::int64_t 
 __global__ void __launch_bounds__(kThreads, kCtasEach)
     write_kernel(const __grid_constant__ WriteParams p, unsigned chain_ctas) {
   extern __shared__ uint4 shared[];
-  const ContextParams& c = p.context;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t rows = count_of(*p.num_valid_reqs, p.req_capacity);
-  const int alignment = record_alignment(c);
+  const int alignment = record_alignment(p.context);
   if (blockIdx.x >= chain_ctas) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
     fold_rows(p, rows, (blockIdx.x - chain_ctas) * std::int64_t{kWarps} + warp,
               (gridDim.x - chain_ctas) * std::int64_t{kWarps},
               gpu::ptx::shared_address(shared) + static_cast<unsigned>(warp * kFoldBytes),
               alignment);
     return;
   }
-  if (thread_index() == 0) add(c.kernel_run_counter, 1);
-  // Rows go to different multiprocessors first, then to different warps.
-  auto* const words = reinterpret_cast<ulonglong2*>(shared) + warp * kWarp;
-  std::int64_t entries = 0;
-  std::int64_t out_of_range = 0;
-  for (std::int64_t r = blockIdx.x + static_cast<std::int64_t>(chain_ctas) * warp; r < rows;
-       r += static_cast<std::int64_t>(chain_ctas) * kWarps) {
-    walk_row(p, r, words, alignment, entries, out_of_range);
-  }
-  add(c.slot_run_counter, entries);
-  add(c.out_of_range_counter, out_of_range);
+  if (thread_index() == 0) add(p.context.kernel_run_counter, 1);
+  chain_rows(p, rows, blockIdx.x, chain_ctas, reinterpret_cast<Batch*>(shared), alignment);
 }
 
 }  // namespace
@@ -204,13 +248,17 @@ void write(const WriteParams& p, Device device, Stream stream) {
   gpu::require_hopper("canary write", device);
   const gpu::OnDevice current(device);
   const bool bytes = p.context.num_sources > 0;
-  const unsigned chain_ctas = grid_for(device, p.req_capacity, 1, 1);
-  const unsigned fold_ctas = bytes ? grid_for(device, p.num_tokens, kWarps, kCtasEach - 1) : 0;
+  // A chain is slow, so rows go side by side as far as two a multiprocessor; where there are bytes,
+  // the rest of what fits folds them.
+  const unsigned chain_ctas = grid_for(device, p.req_capacity, 1, 2);
+  const auto all = static_cast<unsigned>(gpu::multiprocessors(device) * kCtasEach);
+  const unsigned fold_ctas =
+      bytes ? std::min(grid_for(device, p.num_tokens, kWarps, kCtasEach), all - chain_ctas) : 0;
   gpu::launch("canary write", write_kernel,
               {.grid = chain_ctas + fold_ctas,
                .block = kThreads,
                .shared_bytes = static_cast<std::size_t>(
-                   bytes ? kWarps * kFoldBytes : kThreads * static_cast<int>(sizeof(ulonglong2)))},
+                   bytes ? kWarps * kFoldBytes : kHelpers * static_cast<int>(sizeof(Batch)))},
               stream, p, chain_ctas);
 }
 

@@ -1,0 +1,288 @@
+// The canary on the GPU: microseconds, bytes a second, and the share of what the device copies at
+// in the same run.
+//
+//   canary_gpu [--json DIR] [--commit C] [--cases TEXT] [--rounds N]
+//
+// A pool of 1 048 576 slots in pages of 64, handed out in random order, 1024 random bytes a token,
+// unless a case says otherwise. A time is the median of event-timed launches; two launches run
+// before each, so that what fits lies in L2 and the host is ahead. "cold": 512 MB are overwritten
+// before each.
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <serinus/canary_sglang.h>
+
+#include "gpu/device.h"
+
+namespace {
+
+using namespace serinus;
+
+void check(cudaError_t e) {
+  if (e == cudaSuccess) return;
+  fmt::print(stderr, "CUDA: {}\n", cudaGetErrorString(e));
+  std::exit(1);
+}
+
+const Device kGpu{DeviceType::cuda, 0};
+
+/// Device memory as a tensor.
+class Array {
+ public:
+  Array(DType dtype, std::initializer_list<std::int64_t> shape) : view_(nullptr, dtype, shape, kGpu) {
+    check(cudaMalloc(&view_.data, std::max<std::size_t>(bytes(), 16)));
+    check(cudaMemset(view_.data, 0, bytes()));
+  }
+  template <class T>
+  Array(DType dtype, const std::vector<T>& v)
+      : Array(dtype, {static_cast<std::int64_t>(v.size())}) {
+    check(cudaMemcpy(view_.data, v.data(), bytes(), cudaMemcpyHostToDevice));
+  }
+  ~Array() { cudaFree(view_.data); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  const TensorView& view() const { return view_; }
+  TensorView view(std::int64_t rows, std::int64_t columns) const {
+    return TensorView(view_.data, view_.dtype, {rows, columns}, kGpu);
+  }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(view_.numel() * size_of(view_.dtype));
+  }
+  void fill_random(std::uint64_t seed) const {
+    std::vector<std::uint64_t> words(std::size_t{1} << 20);
+    std::mt19937_64 random(seed);
+    for (std::uint64_t& w : words) w = random();
+    for (std::size_t at = 0; at < bytes(); at += words.size() * 8) {
+      check(cudaMemcpy(view_.as<std::uint8_t>() + at, words.data(),
+                       std::min(words.size() * 8, bytes() - at), cudaMemcpyHostToDevice));
+    }
+  }
+  template <class T>
+  T first() const {
+    T value;
+    check(cudaMemcpy(&value, view_.data, sizeof value, cudaMemcpyDeviceToHost));
+    return value;
+  }
+
+ private:
+  TensorView view_;
+};
+
+struct Options {
+  std::string json, commit = "unknown", cases;
+  int rounds = 15;
+};
+
+
+class Bench {
+ public:
+  Bench(Options options, std::string device)
+      : options_(std::move(options)), device_(std::move(device)), scrub_(DType::u8, {512 << 20}) {
+    check(cudaEventCreate(&begin_));
+    check(cudaEventCreate(&end_));
+    const Array from(DType::u8, {1 << 30}), to(DType::u8, {1 << 30});
+    const double us = time([&] {
+      check(cudaMemcpyAsync(to.view().data, from.view().data, from.bytes(),
+                            cudaMemcpyDeviceToDevice));
+    });
+    copy_ = 2.0 * static_cast<double>(from.bytes()) / us * 1e-6;
+    fmt::print("device copy: {:.2f} TB/s\n", copy_);
+  }
+
+  bool wants(const std::string& name) const {
+    return options_.cases.empty() || name.find(options_.cases) != std::string::npos;
+  }
+
+  /// `bytes`: read and written, what the work cannot do without.
+  void row(const std::string& name, const char* format, const char* mode, double bytes,
+           const std::function<void()>& work, bool cold = false) {
+    if (!wants(name)) return;
+    const double us = time(work, cold);
+    const double tb_per_s = bytes / us * 1e-6;
+    fmt::print("{:34} {:8} {:8} {:10.2f} us {:7.3f} TB/s {:6.3f} of copy\n", name, format, mode, us,
+               tb_per_s, tb_per_s / copy_);
+    std::fflush(stdout);
+    if (options_.json.empty()) return;
+    std::ofstream(options_.json + "/canary-all.jsonl", std::ios::app) << fmt::format(
+        "{{\"case\": \"{}\", \"format\": \"{}\", \"mode\": \"{}\", \"median_us\": {:.3f}, "
+        "\"bytes\": {:.0f}, \"tb_per_s\": {:.4f}, \"share_of_copy\": {:.4f}, \"device\": \"{}\", "
+        "\"commit\": \"{}\"}}\n",
+        name, format, mode, us, bytes, tb_per_s, tb_per_s / copy_, device_, options_.commit);
+  }
+
+ private:
+  double time(const std::function<void()>& work, bool cold = false) {
+    std::vector<double> us;
+    for (int i = 0; i < options_.rounds; ++i) {
+      work();
+      work();
+      if (cold) check(cudaMemsetAsync(scrub_.view().data, i, scrub_.bytes()));
+      check(cudaEventRecord(begin_));
+      work();
+      check(cudaEventRecord(end_));
+      check(cudaEventSynchronize(end_));
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin_, end_));
+      us.push_back(ms * 1e3);
+    }
+    std::ranges::nth_element(us, us.begin() + static_cast<std::ptrdiff_t>(us.size() / 2));
+    return us[us.size() / 2];
+  }
+
+  Options options_;
+  std::string device_;
+  Array scrub_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  double copy_ = 1;
+};
+
+constexpr std::int64_t kSlots = 1 << 20, kPage = 64, kRowBytes = 1024;
+constexpr std::int64_t kRequests = 256, kContext = 4096, kChunk = 16384;
+
+/// Slots of the pool in the order in which they are handed out: pages shuffled, slots within a page
+/// in order. The first page, of the null slot, comes last.
+std::vector<std::int64_t> handed_out() {
+  std::vector<std::int64_t> pages(kSlots / kPage);
+  std::iota(pages.begin(), pages.end(), std::int64_t{0});
+  std::mt19937_64 random(1);
+  std::shuffle(pages.begin() + 1, pages.end(), random);
+  std::rotate(pages.begin(), pages.begin() + 1, pages.end());
+  std::vector<std::int64_t> slots;
+  for (const std::int64_t page : pages) {
+    for (std::int64_t i = 0; i < kPage; ++i) slots.push_back(page * kPage + i);
+  }
+  return slots;
+}
+
+std::vector<std::int64_t> counting(std::int64_t n, std::int64_t modulo) {
+  std::vector<std::int64_t> v(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) v[static_cast<std::size_t>(i)] = i % modulo;
+  return v;
+}
+
+// ---------------------------------------------------------------- the sglang format
+
+void sglang_rows(Bench& bench, const Array& kv) {
+  using namespace canary::sglang;
+  const std::vector<std::int64_t> slots = handed_out();
+  std::vector<std::int32_t> cells(static_cast<std::size_t>((kRequests + 1) * kContext));
+  std::copy(slots.begin(), slots.end(), cells.begin() + kContext);
+  const Array table(DType::i32, cells), records(DType::u8, {kSlots, 32}), ring(DType::i64, {64, 8}),
+      write_index(DType::i32, {1}), slot_runs(DType::i64, {1}), kernel_runs(DType::i64, {1}),
+      skipped(DType::i64, {1}), assert_on(DType::i32, std::vector<std::int32_t>{1});
+  const auto context = [&](RealKvHashMode mode) {
+    VerifyOrWriteContext c{.canary_buf = records.view(),
+                           .kernel_kind = LaunchTag::tail_k_full,
+                           .violation_ring = ring.view(),
+                           .violation_write_index = write_index.view(),
+                           .slot_run_counter = slot_runs.view(),
+                           .kernel_run_counter = kernel_runs.view(),
+                           .real_kv_sources = {{.tensor = kv.view(kSlots, kRowBytes),
+                                                .page_size = 1,
+                                                .num_bytes_per_token = kRowBytes,
+                                                .read_bytes = kRowBytes}},
+                           .real_kv_hash_mode = mode,
+                           .enable_chain_position_assert = assert_on.view(),
+                           .out_of_range_counter = skipped.view()};
+    return c;
+  };
+  const Array v_slots(DType::i64, {kSlots}), v_tokens(DType::i64, {kSlots}),
+      v_positions(DType::i64, {kSlots}), v_prev(DType::i64, {kSlots}), v_valid(DType::i32, {1}),
+      v_enable(DType::i32, {1});
+  const VerifyPlan verify_plan{v_slots.view(), v_tokens.view(), v_positions.view(),
+                               v_prev.view(),  v_valid.view(),  v_enable.view()};
+  const Array w_offsets(DType::i64, {kRequests + 1}), w_seeds(DType::i64, {kRequests}),
+      w_valid(DType::i32, {1});
+  const WritePlan write_plan{w_offsets.view(), w_seeds.view(), w_valid.view()};
+  std::vector<std::int64_t> request_rows(kRequests);
+  std::iota(request_rows.begin(), request_rows.end(), std::int64_t{1});
+  const Array rows(DType::i64, request_rows),
+      context_lens(DType::i64, std::vector<std::int64_t>(kRequests, kContext)),
+      zeros(DType::i64, {kRequests});
+  const auto plan_input = [&](const Array& prefix, const Array& extend) {
+    return PlanInput{.req_pool_indices = rows.view(),
+                     .prefix_lens = prefix.view(),
+                     .extend_seq_lens = extend.view(),
+                     .req_to_token = table.view(kRequests + 1, kContext),
+                     .verify_capacity = kSlots};
+  };
+  const Array ids(DType::i64, counting(kSlots, 32000)),
+      positions(DType::i64, counting(kSlots, kContext)), locations(DType::i64, slots);
+  const WriteInput all{.input_ids = ids.view(),
+                       .positions = positions.view(),
+                       .out_cache_loc = locations.view()};
+  // One request's chunk, at the head of the same arrays.
+  const Array c_offsets(DType::i64, std::vector<std::int64_t>{0, kChunk}),
+      c_seeds(DType::i64, std::vector<std::int64_t>{-1}),
+      c_valid(DType::i32, std::vector<std::int32_t>{1}),
+      c_positions(DType::i64, counting(kChunk, kChunk));
+  const WritePlan chunk_plan{c_offsets.view(), c_seeds.view(), c_valid.view()};
+  const auto head = [](const Array& a) {
+    return TensorView(a.view().data, DType::i64, {kChunk}, kGpu);
+  };
+  const WriteInput chunk{.input_ids = head(ids),
+                         .positions = c_positions.view(),
+                         .out_cache_loc = head(locations)};
+
+  struct Mode {
+    const char* name;
+    RealKvHashMode mode;
+    double bytes;
+  };
+  for (const Mode& m : {Mode{"none", RealKvHashMode::none, 0},
+                        Mode{"partial", RealKvHashMode::partial, 16},
+                        Mode{"all", RealKvHashMode::all, kRowBytes}}) {
+    const VerifyOrWriteContext c = context(m.mode);
+    bench.row("write-chunk16384", "sglang", m.name, kChunk * (32 + 24 + m.bytes),
+              [&] { write(c, chunk_plan, chunk); });
+    plan(verify_plan, write_plan, plan_input(zeros, context_lens));
+    bench.row("write-256x4096", "sglang", m.name, kSlots * (32 + 24 + m.bytes),
+              [&] { write(c, write_plan, all); });
+    write(c, write_plan, all);
+    plan(verify_plan, write_plan, plan_input(context_lens, zeros));
+    const auto work = [&] { verify(c, verify_plan, false); };
+    bench.row("verify-256x4096", "sglang", m.name, kSlots * (32 + 24 + m.bytes), work);
+    bench.row("verify-256x4096-cold", "sglang", m.name, kSlots * (32 + 24 + m.bytes), work, true);
+  }
+  const PlanInput input = plan_input(context_lens, zeros);
+  bench.row("plan-256x4096", "sglang", "none", kSlots * (4 + 32),
+            [&] { plan(verify_plan, write_plan, input); });
+  check(cudaDeviceSynchronize());
+  fmt::print("sglang: {} violations, {} skipped\n", write_index.first<std::int32_t>(),
+             skipped.first<std::int64_t>());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string key = argv[i];
+    if (key == "--json") options.json = argv[i + 1];
+    if (key == "--commit") options.commit = argv[i + 1];
+    if (key == "--cases") options.cases = argv[i + 1];
+    if (key == "--rounds") options.rounds = std::atoi(argv[i + 1]);
+  }
+  const gpu::Survey survey = gpu::survey();
+  if (survey.devices.empty() || !survey.devices[0].usable) {
+    fmt::print(stderr, "no GPU: {}\n", survey.problem);
+    return 1;
+  }
+  Bench bench(options, survey.devices[0].name);
+  const Array kv(DType::u8, {kSlots, kRowBytes});
+  kv.fill_random(3);
+  sglang_rows(bench, kv);
+}
