@@ -41,7 +41,8 @@ const Device kGpu{DeviceType::cuda, 0};
 /// Device memory as a tensor.
 class Array {
  public:
-  Array(DType dtype, std::initializer_list<std::int64_t> shape) : view_(nullptr, dtype, shape, kGpu) {
+  Array(DType dtype, std::initializer_list<std::int64_t> shape)
+      : view_(nullptr, dtype, shape, kGpu) {
     check(cudaMalloc(&view_.data, std::max<std::size_t>(bytes(), 16)));
     check(cudaMemset(view_.data, 0, bytes()));
   }
@@ -85,7 +86,6 @@ struct Options {
   std::string json, commit = "unknown", cases;
   int rounds = 15;
 };
-
 
 class Bench {
  public:
@@ -221,9 +221,8 @@ void sglang_rows(Bench& bench, const Array& kv) {
   };
   const Array ids(DType::i64, counting(kSlots, 32000)),
       positions(DType::i64, counting(kSlots, kContext)), locations(DType::i64, slots);
-  const WriteInput all{.input_ids = ids.view(),
-                       .positions = positions.view(),
-                       .out_cache_loc = locations.view()};
+  const WriteInput all{
+      .input_ids = ids.view(), .positions = positions.view(), .out_cache_loc = locations.view()};
   // One request's chunk, at the head of the same arrays.
   const Array c_offsets(DType::i64, std::vector<std::int64_t>{0, kChunk}),
       c_seeds(DType::i64, std::vector<std::int64_t>{-1}),
@@ -233,18 +232,17 @@ void sglang_rows(Bench& bench, const Array& kv) {
   const auto head = [](const Array& a) {
     return TensorView(a.view().data, DType::i64, {kChunk}, kGpu);
   };
-  const WriteInput chunk{.input_ids = head(ids),
-                         .positions = c_positions.view(),
-                         .out_cache_loc = head(locations)};
+  const WriteInput chunk{
+      .input_ids = head(ids), .positions = c_positions.view(), .out_cache_loc = head(locations)};
 
   struct Mode {
     const char* name;
     RealKvHashMode mode;
     double bytes;
   };
-  for (const Mode& m : {Mode{"none", RealKvHashMode::none, 0},
-                        Mode{"partial", RealKvHashMode::partial, 16},
-                        Mode{"all", RealKvHashMode::all, kRowBytes}}) {
+  for (const Mode& m :
+       {Mode{"none", RealKvHashMode::none, 0}, Mode{"partial", RealKvHashMode::partial, 16},
+        Mode{"all", RealKvHashMode::all, kRowBytes}}) {
     const VerifyOrWriteContext c = context(m.mode);
     bench.row("write-chunk16384", "sglang", m.name, kChunk * (32 + 24 + m.bytes),
               [&] { write(c, chunk_plan, chunk); });

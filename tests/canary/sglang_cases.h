@@ -132,7 +132,8 @@ struct PlanCase {
   Int verify_capacity = 1, write_capacity = 1;
 };
 
-inline std::vector<std::vector<std::int32_t>> random_table(Rng& rng, Int rows, Int width, bool odd) {
+inline std::vector<std::vector<std::int32_t>> random_table(Rng& rng, Int rows, Int width,
+                                                           bool odd) {
   std::vector<std::vector<std::int32_t>> t(static_cast<std::size_t>(rows));
   for (auto& row : t) {
     for (Int i = 0; i < width; ++i)

@@ -69,8 +69,8 @@ class OnGpu {
   }
   PlanInput operator()(const PlanInput& in) {
     PlanInput out = in;
-    for (TensorView* t : {&out.req_pool_indices, &out.prefix_lens, &out.extend_seq_lens,
-                          &out.req_to_token})
+    for (TensorView* t :
+         {&out.req_pool_indices, &out.prefix_lens, &out.extend_seq_lens, &out.req_to_token})
       *t = (*this)(*t);
     for (auto* t : {&out.full_to_swa_index_mapping, &out.req_to_verify_expected_tokens,
                     &out.req_to_verify_expected_tokens_valid_lens})
@@ -114,7 +114,8 @@ class OnGpu {
 // Rows of the ring in any order, where all of them fitted.
 std::string difference(Endpoint got, Endpoint want) {
   if (got.violations != want.violations) {
-    return "violations " + std::to_string(got.violations) + " != " + std::to_string(want.violations);
+    return "violations " + std::to_string(got.violations) +
+           " != " + std::to_string(want.violations);
   }
   if (got.slot_runs != want.slot_runs) return "slot_run_counter";
   if (got.kernel_runs != want.kernel_runs) return "kernel_run_counter";
@@ -382,7 +383,8 @@ class Steps {
  public:
   Endpoint endpoint;
   std::vector<std::uint8_t> kv = std::vector<std::uint8_t>(kSlots * kRow);
-  std::vector<Int> rows = std::vector<Int>(kRequests), prefixes = rows, extends = rows, valid = rows;
+  std::vector<Int> rows = std::vector<Int>(kRequests), prefixes = rows, extends = rows,
+                   valid = rows;
   std::vector<std::int32_t> table = std::vector<std::int32_t>((kRequests + 1) * kWidth),
                             tokens = table;
   std::vector<Int> ids = std::vector<Int>(kTokens), positions = ids, slots = ids;

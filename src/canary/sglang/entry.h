@@ -59,8 +59,8 @@ SERINUS_HOST_DEVICE inline std::int64_t offset_of(const SourceParams& s, std::in
     }
   }
   if (slot < s.safe_slots) return page * s.row_stride + token * s.token_stride;
-  const Wide begin = static_cast<Wide>(page) * s.row_stride +
-                     static_cast<Wide>(token) * s.token_stride;
+  const Wide begin =
+      static_cast<Wide>(page) * s.row_stride + static_cast<Wide>(token) * s.token_stride;
   if (begin < 0 || begin + bytes > s.extent) return -1;
   return static_cast<std::int64_t>(begin);
 }
@@ -176,8 +176,8 @@ SERINUS_HOST_DEVICE inline ViolationRow judge(const VerifyParams& p, std::int64_
 struct WriteRow {
   std::int64_t begin = 0, end = 0;
   std::int64_t seed = kChainHead;
-  bool was_cut = false;      ///< its offsets leave the token arrays
-  bool seed_exists = true;   ///< false: none of the row's entries can be stamped
+  bool was_cut = false;     ///< its offsets leave the token arrays
+  bool seed_exists = true;  ///< false: none of the row's entries can be stamped
 };
 SERINUS_HOST_DEVICE inline WriteRow write_row(const WriteParams& p, std::int64_t r) noexcept {
   WriteRow row;
@@ -217,7 +217,8 @@ SERINUS_HOST_DEVICE inline ViolationRow write_violation(const WriteParams& p, st
 /// FailReason bits of entry i against what was expected of it; expectations must be given.
 SERINUS_HOST_DEVICE inline std::int64_t wrong_input(const WriteParams& p, std::int64_t i) noexcept {
   std::int64_t bits = 0;
-  if (p.tokens[i] != p.expected_tokens[i]) bits |= static_cast<std::int64_t>(FailReason::write_token);
+  if (p.tokens[i] != p.expected_tokens[i])
+    bits |= static_cast<std::int64_t>(FailReason::write_token);
   if (p.positions[i] != p.expected_positions[i])
     bits |= static_cast<std::int64_t>(FailReason::write_position);
   return bits;

@@ -17,7 +17,7 @@ struct SourceParams {
   std::int64_t row_stride = 0;
   std::int64_t page_size = 1;
   std::int64_t token_stride = 0;
-  std::int64_t words = 0;  ///< 8-byte words of a slot
+  std::int64_t words = 0;       ///< 8-byte words of a slot
   std::int64_t safe_slots = 0;  ///< slots below lie within the extent: nothing to check
 };
 

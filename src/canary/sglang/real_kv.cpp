@@ -57,8 +57,8 @@ SourceParams source_params(const RealKvSource& source, RealKvHashMode mode) {
   const Wide page = static_cast<Wide>(s.page_size - 1) * s.token_stride + s.words * 8;
   if (s.row_stride > 0 && page <= s.extent) {
     const Wide slots = ((s.extent - page) / s.row_stride + 1) * s.page_size;
-    s.safe_slots = static_cast<std::int64_t>(
-        std::min<Wide>(slots, std::numeric_limits<std::int64_t>::max()));
+    s.safe_slots =
+        static_cast<std::int64_t>(std::min<Wide>(slots, std::numeric_limits<std::int64_t>::max()));
   }
   return s;
 }

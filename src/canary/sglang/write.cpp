@@ -51,7 +51,8 @@ std::vector<Row> rows_of(const WriteParams& p, Tally& tally) {
 void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_hash, Tally& tally) {
   const std::int64_t bits = wrong_input(p, i);
   if (bits == 0) return;
-  tally.add(write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits));
+  tally.add(
+      write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits));
 }
 
 // Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;

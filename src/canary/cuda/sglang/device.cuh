@@ -93,9 +93,10 @@ __device__ inline void append(const ContextParams& c, const ViolationRow& row) {
   if (!within(at, c.ring_capacity)) return;
   auto* const to = reinterpret_cast<longlong2*>(c.ring + at);
   const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
-  const long long fields[kViolationFields] = {
-      row.kernel_kind,    row.slot,           row.position,     row.stored_token,
-      row.expected_token, row.stored_chain_hash, row.expected_aux, row.fail_reason_bits};
+  const long long fields[kViolationFields] = {row.kernel_kind,    row.slot,
+                                              row.position,       row.stored_token,
+                                              row.expected_token, row.stored_chain_hash,
+                                              row.expected_aux,   row.fail_reason_bits};
 #pragma unroll
   for (int i = 0; i < kViolationFields; i += 2) {
     if (aligned) {

@@ -12,8 +12,8 @@
 
 namespace serinus::canary::sglang::cuda {
 
-inline constexpr int kStages = 3;             ///< pieces under way
-inline constexpr int kPieceVectors = 8;       ///< 16-byte vectors of a row in a piece
+inline constexpr int kStages = 3;                          ///< pieces under way
+inline constexpr int kPieceVectors = 8;                    ///< 16-byte vectors of a row in a piece
 inline constexpr int kRowPitch = kPieceVectors * 16 + 16;  ///< lanes' reads hit different banks
 inline constexpr int kStageBytes = kWarp * kRowPitch;
 inline constexpr int kFoldBytes = kStages * kStageBytes;  ///< of shared memory a warp
@@ -77,8 +77,8 @@ struct Pieces {
   }
 };
 
-/// Fingerprint of this lane's slot, which exists (exists()) where `take`. All lanes call it; `stage`
-/// is the warp's kFoldBytes of shared memory.
+/// Fingerprint of this lane's slot, which exists (exists()) where `take`. All lanes call it;
+/// `stage` is the warp's kFoldBytes of shared memory.
 __device__ inline std::uint64_t fold_warp(const ContextParams& c, std::int64_t slot, bool take,
                                           std::uint32_t stage) {
   const int lane = lane_id();
@@ -97,14 +97,14 @@ __device__ inline std::uint64_t fold_warp(const ContextParams& c, std::int64_t s
         take ? reinterpret_cast<std::uintptr_t>(s.base) + u64(offset_of(s, slot, s.words * 8)) : 0;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      rows[i] = reinterpret_cast<const std::uint8_t*>(shuffle(mine, lane / kPieceVectors + kRowStep * i));
+      rows[i] =
+          reinterpret_cast<const std::uint8_t*>(shuffle(mine, lane / kPieceVectors + kRowStep * i));
     }
   };
   int fill = 0;
   const auto copy_next = [&] {
     if (!ahead.done()) {
-      const std::uint32_t to =
-          stage + static_cast<std::uint32_t>(fill * kStageBytes + vector * 16);
+      const std::uint32_t to = stage + static_cast<std::uint32_t>(fill * kStageBytes + vector * 16);
       if (vector < ahead.vectors()) {
         const std::int64_t at = ahead.word * 8 + vector * 16;
 #pragma unroll

@@ -3,9 +3,8 @@
 // One kernel: every CTA computes where each request's entries begin (a scan over at most 4096
 // lengths, kept in shared memory: cheaper than a kernel of its own and a place to keep its result),
 // then takes its share of the entries. CTA 0 writes the rest of the plan.
-#include <cub/block/block_scan.cuh>
-
 #include <cstdint>
+#include <cub/block/block_scan.cuh>
 
 #include "canary/cuda/grid.h"
 #include "canary/cuda/sglang/device.cuh"

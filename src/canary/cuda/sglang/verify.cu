@@ -21,7 +21,7 @@ enum class Bytes { none, by_lane, by_warp };
 
 template <Bytes kBytes>
 struct Tuning {
-  static constexpr int kEach = kBytes == Bytes::by_warp ? 1 : 2;   ///< entries a lane has under way
+  static constexpr int kEach = kBytes == Bytes::by_warp ? 1 : 2;  ///< entries a lane has under way
   static constexpr int kCtas = kBytes == Bytes::by_warp ? 4 : 8;  ///< on every multiprocessor
 };
 

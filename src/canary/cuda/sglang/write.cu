@@ -56,11 +56,13 @@ __device__ __forceinline__ std::uint64_t step(std::uint64_t z, ulonglong2 prepar
   return middle(between(z, prepared.y));
 }
 
-/// 32 entries of a row on their way between the warp that walks the chain and one that helps it.
+/// Entries of a row on their way between the warp that walks the chain and one that helps it.
 struct Batch {
-  ulonglong2 words[kWarp];      ///< prepared tokens and positions
-  std::uint64_t hashes[kWarp];  ///< of the chain before each
-  unsigned stamped;             ///< lanes whose entry is written; the chain passes over the others
+  static constexpr int kParts = 4;  ///< a lane's entries: its lane, + 32, ...
+  static constexpr int kEntries = kParts * kWarp;
+  ulonglong2 words[kEntries];  ///< prepared tokens and positions
+  std::uint64_t z[kEntries];   ///< the chain before each
+  unsigned stamped[kParts];    ///< whose entry is written; the chain passes over the others
 };
 
 constexpr int kHelpers = kWarps - 1;
@@ -73,32 +75,41 @@ __device__ __forceinline__ int walked(int helper) {
   return 2 + 2 * helper;
 }
 
+/// The helper is always there first, so that waiting for each other costs the walk nothing. The
+/// barrier counts warps that come as one: lanes that went different ways are brought together.
+__device__ __forceinline__ void meet(int barrier) {
+  __syncwarp();
+  gpu::ptx::named_barrier_sync(barrier, 2 * kWarp);
+}
+
 /// Walks the chain of a row, batch by batch.
 __device__ void walk_row(const WriteParams& p, const WriteRow& row, Batch* batches, int alignment) {
-  const int lane = lane_id();
   std::uint64_t z = with_hash(hash::kAnchorHash);
-  if (row.seed_exists && row.seed >= 0) z = with_hash(hash_of(load(p.context, row.seed, alignment)));
+  if (row.seed_exists && row.seed >= 0)
+    z = with_hash(hash_of(load(p.context, row.seed, alignment)));
   int helper = 0;
-  for (std::int64_t base = row.begin; base < row.end; base += kWarp) {
+  for (std::int64_t base = row.begin; base < row.end; base += Batch::kEntries) {
     Batch& batch = batches[helper];
-    gpu::ptx::named_barrier_sync(ready(helper), 2 * kWarp);
-    const unsigned stamped = batch.stamped;
-    std::uint64_t mine = z;
-    if (stamped == kAllLanes) {
+    meet(ready(helper));
+    for (int part = 0; part < Batch::kParts; ++part) {
+      const ulonglong2* const words = batch.words + part * kWarp;
+      std::uint64_t* const to = batch.z + part * kWarp;
+      const unsigned stamped = batch.stamped[part];
+      if (stamped == kAllLanes) {
 #pragma unroll 8
-      for (int l = 0; l < kWarp; ++l) {
-        if (l == lane) mine = z;
-        z = step(z, batch.words[l]);
-      }
-    } else {
-      for (unsigned left = stamped; left != 0; left &= left - 1) {
-        const int l = __ffs(static_cast<int>(left)) - 1;
-        if (l == lane) mine = z;
-        z = step(z, batch.words[l]);
+        for (int l = 0; l < kWarp; ++l) {
+          to[l] = z;
+          z = step(z, words[l]);
+        }
+      } else {
+        for (unsigned left = stamped; left != 0; left &= left - 1) {
+          const int l = __ffs(static_cast<int>(left)) - 1;
+          to[l] = z;
+          z = step(z, words[l]);
+        }
       }
     }
-    batch.hashes[lane] = hash_in(mine);
-    gpu::ptx::named_barrier_arrive(walked(helper), 2 * kWarp);
+    meet(walked(helper));
     helper = helper + 1 == kHelpers ? 0 : helper + 1;
   }
 }
@@ -127,48 +138,59 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
   const int lane = lane_id();
   const bool check_positions =
       row.seed_exists && row.seed >= 0 && *c.enable_chain_position_assert != 0;
-  for (std::int64_t base = row.begin + helper * kWarp; base < row.end; base += kHelpers * kWarp) {
-    const std::int64_t i = base + lane;
-    const std::int64_t slot = i < row.end ? p.slots[i] : -1;
-    const std::int64_t token = i < row.end ? p.tokens[i] : 0;
-    const std::int64_t position = i < row.end ? p.positions[i] : 0;
-    const bool stamped = row.seed_exists && exists(c, slot);
-    if (slot >= 0) {
-      ++entries;
-      if (!stamped) ++out_of_range;
+  for (std::int64_t base = row.begin + helper * Batch::kEntries; base < row.end;
+       base += kHelpers * Batch::kEntries) {
+    for (int part = 0; part < Batch::kParts; ++part) {
+      const std::int64_t i = base + part * kWarp + lane;
+      const std::int64_t slot = i < row.end ? p.slots[i] : -1;
+      const std::int64_t token = i < row.end ? p.tokens[i] : 0;
+      const std::int64_t position = i < row.end ? p.positions[i] : 0;
+      const bool stamped = row.seed_exists && exists(c, slot);
+      if (slot >= 0) {
+        ++entries;
+        if (!stamped) ++out_of_range;
+      }
+      batch.words[part * kWarp + lane] =
+          make_ulonglong2(prepare(u64(token)), prepare(u64(position)));
+      batch.stamped[part] = __ballot_sync(kAllLanes, stamped);
+      if (stamped) {
+        store_words(c.records + slot * c.stride, u64(token), u64(position), alignment);
+      }
     }
-    const unsigned mask = __ballot_sync(kAllLanes, stamped);
-    batch.words[lane] = make_ulonglong2(prepare(u64(token)), prepare(u64(position)));
-    batch.stamped = mask;
-    gpu::ptx::named_barrier_arrive(ready(helper), 2 * kWarp);
-
-    std::uint8_t* const to = c.records + slot * c.stride;
-    if (stamped) store_words(to, u64(token), u64(position), alignment);
-    std::int64_t next_position = 0;
-    if (check_positions && mask != 0) {
+    meet(ready(helper));
+    meet(walked(helper));
+    std::int64_t before =
+        check_positions ? position_before(p, row, base, alignment) : 0;  // of the part's first
+    for (int part = 0; part < Batch::kParts; ++part) {
+      const std::int64_t i = base + part * kWarp + lane;
+      const unsigned mask = batch.stamped[part];
+      const bool stamped = (mask >> lane & 1) != 0;
+      const std::uint64_t hash = hash_in(batch.z[part * kWarp + lane]);
+      if (stamped) {
+        std::uint8_t* const to = c.records + p.slots[i] * c.stride;
+        if (c.num_sources > 0) {
+          store_word(to + 16, hash, alignment);
+        } else {
+          store_words(to + 16, hash, 0, alignment);
+        }
+        if (p.expected_tokens != nullptr) {
+          const std::int64_t bits = wrong_input(p, i);
+          if (bits != 0)
+            append(c, write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i],
+                                      bits));
+        }
+      }
+      if (!check_positions || mask == 0) continue;
+      const std::int64_t position = stamped ? p.positions[i] : 0;
       const unsigned below = mask & ((1u << lane) - 1);
       const std::int64_t lane_before =
           i64(shuffle(u64(position), below != 0 ? 31 - __clz(static_cast<int>(below)) : 0));
-      const std::int64_t first_before = position_before(p, row, base, alignment);
-      next_position = i64(u64(below != 0 ? lane_before : first_before) + 1);
-    }
-    __syncwarp();
-    gpu::ptx::named_barrier_sync(walked(helper), 2 * kWarp);
-    if (!stamped) continue;
-    const std::uint64_t hash = batch.hashes[lane];
-    if (c.num_sources > 0) {
-      store_word(to + 16, hash, alignment);
-    } else {
-      store_words(to + 16, hash, 0, alignment);
-    }
-    if (p.expected_tokens != nullptr) {
-      const std::int64_t bits = wrong_input(p, i);
-      if (bits != 0)
-        append(c, write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i], bits));
-    }
-    if (check_positions && position != next_position) {
-      append(c, write_violation(p, i, hash, token, next_position,
-                                static_cast<std::int64_t>(FailReason::write_position)));
+      const std::int64_t next = i64(u64(below != 0 ? lane_before : before) + 1);
+      before = i64(shuffle(u64(position), 31 - __clz(static_cast<int>(mask))));
+      if (stamped && position != next) {
+        append(c, write_violation(p, i, hash, p.tokens[i], next,
+                                  static_cast<std::int64_t>(FailReason::write_position)));
+      }
     }
   }
 }
@@ -182,6 +204,7 @@ __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t
   for (std::int64_t r = cta; r < rows; r += ctas) {
     const WriteRow row = write_row(p, r);
     if (threadIdx.x == 0 && row.was_cut) ++out_of_range;
+    if (row.end <= row.begin) continue;  // and where that is, may be anywhere
     if (warp == 0) {
       walk_row(p, row, batches, alignment);
     } else {
