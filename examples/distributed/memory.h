@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <cstring>
 #include <vector>
 
 namespace distributed {
@@ -14,6 +14,22 @@ class Memory {
   virtual std::uint8_t* allocate(std::int64_t bytes) = 0;
   virtual void write(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) = 0;
   virtual void read(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) = 0;
+};
+
+class HostMemory : public Memory {
+ public:
+  std::uint8_t* allocate(std::int64_t bytes) override {
+    return buffers_.emplace_back(static_cast<std::size_t>(bytes), std::uint8_t{0xa5}).data();
+  }
+  void write(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) override {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void read(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) override {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+
+ private:
+  std::vector<std::vector<std::uint8_t>> buffers_;
 };
 
 }  // namespace distributed

@@ -58,13 +58,17 @@ void require_kind(int peer, const Message& message, Kind want) {
              static_cast<std::int64_t>(want));
 }
 
+Message greeting_of(const serinus::KvLayout& layout, int layers) {
+  return {.kind = Kind::hello,
+          .layer = layers,
+          .buffer = layout.num_buffers(),
+          .count = static_cast<std::int32_t>(layout.page_size),
+          .end = layout.token_bytes(),
+          .value = fingerprint(layout, layers)};
+}
+
 void greet(Transport& transport, int peer, const serinus::KvLayout& layout, int layers) {
-  Message mine;
-  mine.layer = layers;
-  mine.buffer = layout.num_buffers();
-  mine.count = static_cast<std::int32_t>(layout.page_size);
-  mine.end = layout.token_bytes();
-  mine.value = fingerprint(layout, layers);
+  const Message mine = greeting_of(layout, layers);
   send_message(transport, peer, mine);
   const Message theirs = receive_message(transport, peer);
   require_kind(peer, theirs, Kind::hello);

@@ -56,6 +56,8 @@ void require_in(int peer, const char* field, std::int64_t got, std::int64_t leas
                 std::int64_t most);
 void require_kind(int peer, const Message& message, Kind want);
 
+/// What a rank with such KV says first.
+Message greeting_of(const serinus::KvLayout& layout, int layers);
 /// Both sides greet; throws peer-layout-differs where they do not hold the same kind of KV.
 void greet(Transport& transport, int peer, const serinus::KvLayout& layout, int layers);
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -42,7 +41,7 @@ void SocketTransport::all_gather(Segment mine, Segment all) {
   for (int peer = 0; peer < size(); ++peer) {
     std::uint8_t* place = all.data + peer * mine.bytes;
     if (peer == rank_) {
-      std::memcpy(place, mine.data, static_cast<std::size_t>(mine.bytes));
+      std::copy_n(mine.data, mine.bytes, place);
       continue;
     }
     flows.push_back({peer, true, {mine}});
