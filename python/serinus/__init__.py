@@ -7,7 +7,7 @@ What SGLang's own callers expect is in :mod:`serinus.sglang`, torch operators ar
 
 from __future__ import annotations
 
-from ._core import __version__
+from ._core import KvLayout, KvSegment, __version__, kv_layout, kv_layout_names
 from .errors import (
     Error,
     InputError,
@@ -19,21 +19,31 @@ from .errors import (
     error_reference,
     explain,
 )
+from .monitor import Batch, Monitor, Violation
 from .prefill import CanRun, can_run, sparse_mla_prefill, workspace_bytes
+from .replay import replay
 
 __all__ = [
+    "Batch",
     "CanRun",
     "Error",
     "InputError",
     "InternalError",
+    "KvLayout",
+    "KvSegment",
+    "Monitor",
     "NotImplementedError",
     "RuntimeError",
     "TypeError",
     "ValueError",
+    "Violation",
     "__version__",
     "can_run",
     "error_reference",
     "explain",
+    "kv_layout",
+    "kv_layout_names",
+    "replay",
     "sparse_mla_prefill",
     "workspace_bytes",
 ]

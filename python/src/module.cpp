@@ -13,4 +13,7 @@ NB_MODULE(_core, m) {
   bind_machine(m);
   bind_sparse_mla(m);
   bind_canary_sglang(m);
+  bind_layouts(m);
+  bind_monitor(m);
+  bind_replay(m);
 }

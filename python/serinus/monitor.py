@@ -1,0 +1,285 @@
+"""The canary of an engine: describe its pools, announce what its allocator does, bracket every forward."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from . import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+__all__ = ["Batch", "Monitor", "Violation"]
+
+# One slot's record, and what the allocator last announced about it (canary.h): dtypes for numpy.
+RECORD_DTYPE = [
+    ("token", "<u4"),
+    ("position", "<u4"),
+    ("owner", "<u4"),
+    ("generation", "<u4"),
+    ("chain", "<u8"),
+    ("kv_digest", "<u8"),
+]
+LEDGER_DTYPE = [
+    ("owner", "<u4"),
+    ("generation", "<u4"),
+    ("prev", "<i4"),
+    ("written", "<u4"),
+    ("previous_owner", "<u4"),
+]
+
+
+class Violation:
+    """One fault at one slot. ``str()`` is its report line; the fields of its JSON are attributes.
+
+    reasons, moment, format, pool (its name), slot, request, row, expected_position, stored_position, expected_token,
+    stored_token, expected_chain, stored_chain, expected_digest, stored_digest (hexadecimal), expected_owner,
+    stored_owner, expected_generation, stored_generation, prev_slot, layer, segment, first_step, last_step, count,
+    events.
+    """
+
+    __slots__ = ("fields", "json", "pool_number", "text")
+
+    def __init__(self, pool_number: int, text: str, json_line: str) -> None:
+        self.pool_number = pool_number
+        self.text = text
+        self.json = json_line
+        self.fields = json.loads(json_line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "fields":  # not set yet: an unpickled shell
+            raise AttributeError(name)
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<Violation {self.text}>"
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.pool_number, self.text, self.json)
+
+
+class Batch:
+    """One forward, as the tables describe it. One entry a request, except where noted.
+
+    rows: rows of the request table, 0 = padding; prefix_lens: tokens already in the pool (these are checked);
+    extend_lens: tokens that this forward writes; owners: who the requests are (1..2**32-1)
+    req_to_token: int32 [rows, max_len], slot of (row, position)
+    input_ids, positions, out_cache_loc: flat over the new tokens of all requests, in order; a negative location is
+        not written
+    expected_tokens: int32 [rows, max_len], and valid_lens, how much of each request's row is known: independent truth
+    pools: numbers of the pools that this forward reads and writes; default all
+
+    Lists are int64 tensors on the CPU (looked at in place) or sequences of ints.
+    """
+
+    __slots__ = (
+        "expected_tokens",
+        "extend_lens",
+        "input_ids",
+        "out_cache_loc",
+        "owners",
+        "pools",
+        "positions",
+        "prefix_lens",
+        "req_to_token",
+        "rows",
+        "valid_lens",
+    )
+
+    def __init__(
+        self,
+        *,
+        rows: Any,
+        prefix_lens: Any,
+        extend_lens: Any,
+        owners: Any,
+        req_to_token: Any,
+        input_ids: Any = None,
+        positions: Any = None,
+        out_cache_loc: Any = None,
+        expected_tokens: Any = None,
+        valid_lens: Any = None,
+        pools: Any = None,
+    ) -> None:
+        self.rows = rows
+        self.prefix_lens = prefix_lens
+        self.extend_lens = extend_lens
+        self.owners = owners
+        self.req_to_token = req_to_token
+        self.input_ids = input_ids
+        self.positions = positions
+        self.out_cache_loc = out_cache_loc
+        self.expected_tokens = expected_tokens
+        self.valid_lens = valid_lens
+        self.pools = pools
+
+
+class Monitor:
+    """Watches pools of KV in CPU memory. Calls come from one thread at a time; :meth:`poll` and the counts from any.
+
+    format: "serinus" (owner, life, chain and digest of every byte) or "sglang" (bit-exact with SGLang's records)
+    depth: how much of a token's KV is digested: "none", "partial" (16 bytes at each end of a source), "all"
+    mode: "log" (poll finds out), "raise" (:meth:`end_step` raises), "quarantine" (:meth:`tainted` lists), "none"
+    verify: "rolling" (what is newly reused in full, the rest in turn within the budget) or "all" at every step
+    records_per_step, bytes_per_step: the rolling budget
+    source_digests: name the damaged layer and segment, for 4 more bytes a slot and source
+    sweep_interval: sglang format, steps between sweeps; ring_capacity: distinct violations kept until polled
+    event_capacity: allocator events kept a pool, for reports
+    """
+
+    def __init__(
+        self,
+        *,
+        format: str = "serinus",
+        depth: str = "all",
+        mode: str = "log",
+        verify: str = "rolling",
+        records_per_step: int = 4096,
+        bytes_per_step: int = 8 << 20,
+        source_digests: bool = False,
+        sweep_interval: int = 16,
+        ring_capacity: int = 1024,
+        event_capacity: int = 65536,
+        threads: int = 1,
+    ) -> None:
+        options = {name: value for name, value in locals().items() if name != "self"}
+        self._core = _core.Monitor(options)
+        self._kept: list[Any] = []  # the memory that the pools' views look at
+
+    def add_pool(
+        self,
+        layout: _core.KvLayout,
+        buffers: Sequence[Any] = (),
+        *,
+        name: str = "kv",
+        kind: str = "full",
+        num_layers: int = 1,
+        num_slots: int | None = None,
+        null_slot: str = "clean",
+        window: int = 0,
+        full_to_swa: Any = None,
+        token_offset: int = 0,
+    ) -> int:
+        """Attaches a pool; returns its number. Its memory must stay at its place, and is kept alive.
+
+        layout: :func:`serinus.kv_layout`, or a KvLayout of your own
+        buffers: CPU tensors of any dtype, layer-major (buffer b of layer l at l * layout.num_buffers + b); dense, or
+            with the pages as first dimension and its stride free (pages interleaved over layers)
+        kind: "full", "swa" (window, full_to_swa: int64 tensor) or "draft" (token_offset 1)
+        num_slots: default is what the buffers hold; slot 0 is the null slot, "clean" or "scratch" (padding writes it)
+        """
+        given = {
+            "name": name,
+            "kind": kind,
+            "num_layers": num_layers,
+            "num_slots": num_slots,
+            "null_slot": null_slot,
+            "window": window,
+            "full_to_swa": full_to_swa,
+            "token_offset": token_offset,
+        }
+        number = self._core.add_pool(layout, list(buffers), given)
+        self._kept.append((tuple(buffers), full_to_swa))
+        return number
+
+    # ---- what the allocator does, in order
+
+    def on_alloc(self, pool: int, slots: Any, owner: int) -> None:
+        """``slots`` now belong to ``owner``, empty: a new life."""
+        self._core.on_alloc(pool, slots, owner)
+
+    def on_free(self, pool: int, slots: Any, owner: int = 0) -> None:
+        """``slots`` belong to nobody; their records are erased."""
+        self._core.on_free(pool, slots, owner)
+
+    def on_transfer(self, pool: int, slots: Any, from_owner: int, to_owner: int) -> None:
+        """``slots`` change hands within their life, as when a request gives them to the prefix cache."""
+        self._core.on_transfer(pool, slots, from_owner, to_owner)
+
+    def on_attach(self, owner: int, row: int, begin: int, end: int) -> None:
+        """``owner`` now reads cells [begin, end) of its row, written by others: a prefix hit."""
+        self._core.on_attach(owner, row, begin, end)
+
+    def on_release(self, owner: int) -> None:
+        """``owner`` reads nothing any more: finished, aborted or preempted."""
+        self._core.on_release(owner)
+
+    def on_move(self, pool: int, from_slots: Any, to_slots: Any) -> None:
+        """Slot from_slots[i] was copied to to_slots[i], which is allocated: records travel with their bytes."""
+        self._core.on_move(pool, from_slots, to_slots)
+
+    def on_store(self, pool: int, slots: Any, records: Any) -> None:
+        """Copies the records of ``slots`` into ``records`` (32 bytes a slot), to be kept beside their bytes."""
+        self._core.on_store(pool, slots, records)
+
+    def on_load(self, pool: int, records: Any, slots: Any, owner: int) -> None:
+        """Bytes and records from elsewhere were put into ``slots``, which ``owner`` holds."""
+        self._core.on_load(pool, records, slots, owner)
+
+    # ---- the moments
+
+    def begin_step(self, batch: Batch) -> None:
+        """Head: verifies what happened between the steps. Before the forward."""
+        self._core.begin_step(batch)
+
+    def end_step(self, batch: Batch) -> None:
+        """Tail: verifies what the forward trampled, stamps the new tokens, sweeps. After the forward."""
+        self._core.end_step(batch)
+
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """``with monitor.step(batch): forward()``. A forward that raises ends the step unstamped."""
+        self.begin_step(batch)
+        yield
+        self.end_step(batch)
+
+    def verify_now(self, moment: str, owner: int, row: int, begin: int, end: int, tables: Batch) -> None:
+        """Verifies cells [begin, end) of one request now, outside the budget."""
+        self._core.verify_now(moment, owner, row, begin, end, tables)
+
+    def request_digest(self, row: int, length: int, tables: Batch) -> int:
+        """Digest of what is cached for a request, without slot numbers: equal on all ranks."""
+        return self._core.request_digest(row, length, tables)
+
+    # ---- what it found
+
+    def poll(self) -> list[Violation]:
+        """Takes the violations found since the last call."""
+        return [Violation(*found) for found in self._core.poll()]
+
+    def flush(self) -> None:
+        """Runs what is still due (idle, shutdown); :meth:`poll` then leaves nothing unreported."""
+        self._core.flush()
+
+    def tainted(self) -> tuple[list[tuple[int, int]], list[int], bool]:
+        """quarantine: (pool, slot) pairs and requests touched since the last call, and whether that is all of them."""
+        return self._core.tainted()
+
+    def stats(self) -> dict[str, int | float]:
+        """Counts since the beginning, by the names of canary.h's Stats."""
+        return self._core.stats()
+
+    def metrics_text(self, name: str = "") -> str:
+        """The counts in Prometheus's text format; ``name`` tells several monitors apart."""
+        return self._core.metrics_text(name)
+
+    def state(self, pool: int, slot: int) -> str:
+        """"free", "empty" (allocated, not written in this life) or "written"."""
+        return self._core.state(pool, slot)
+
+    def records(self, pool: int) -> Any:
+        """The pool's records as a structured numpy array over the monitor's own memory. Writing it injects faults."""
+        return self._core.records(pool).view(RECORD_DTYPE)[:, 0]
+
+    def ledger(self, pool: int) -> Any:
+        """The pool's ledger, as :meth:`records`. Empty with the sglang format."""
+        return self._core.ledger(pool).view(LEDGER_DTYPE)[:, 0]

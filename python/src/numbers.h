@@ -1,0 +1,55 @@
+// Lists of numbers from Python: int64 tensors are looked at in place, anything else that holds ints
+// is copied.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/checks.h"
+#include "base/raise.h"
+#include "tensor.h"
+
+namespace serinus::python {
+
+/// Keeps what a span looks at.
+class Numbers {
+ public:
+  /// A one-dimensional int64 tensor on the CPU, or a sequence of ints. None is empty.
+  Numbers(std::string_view name, nb::handle object) {
+    if (object.is_none()) return;
+    if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object) ||
+        PyRange_Check(object.ptr())) {
+      if (!nb::try_cast(nb::list(object), own_)) {
+        raise(errors::Page::python_not_integers,
+              {{"name", std::string(name)}, {"got", nb::cast<std::string>(nb::repr(object))}});
+      }
+      span_ = own_;
+      return;
+    }
+    const TensorView view = tensors_.take(name, object);
+    check_device(name, view, {});
+    check_rank(name, view, 1, "(n,)");
+    check_dtype(name, view, DType::i64);
+    check_contiguous(name, view);
+    span_ = {view.as<const std::int64_t>(), static_cast<std::size_t>(view.shape[0])};
+  }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  /// Valid as long as this object.
+  std::span<const std::int64_t> span() const noexcept { return span_; }
+
+ private:
+  Tensors tensors_;
+  std::vector<std::int64_t> own_;
+  std::span<const std::int64_t> span_;
+};
+
+}  // namespace serinus::python
