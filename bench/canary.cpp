@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -20,6 +19,7 @@
 
 #include <serinus/canary.h>
 
+#include "bench/figures.h"
 #include "canary/serinus/digest.h"
 #include "canary/serinus/hash.h"
 
@@ -59,12 +59,10 @@ std::vector<double> race(const std::vector<std::function<void()>>& contenders, i
   return medians;
 }
 
-std::string g_json;
+bench::Figures g_figures;
 
 void line(const std::string& name, double ratio, double goal, const std::string& detail) {
-  fmt::print("{:58} {:6.2f}   (goal {:4.2f})   {}\n", name, ratio, goal, detail);
-  g_json += fmt::format("{}\n  {{\"name\":\"{}\",\"ratio\":{:.3f},\"goal\":{:.2f}}}",
-                        g_json.empty() ? "" : ",", name, ratio, goal);
+  g_figures.add(name, ratio, "x", bench::at_least(goal), detail);
 }
 
 /// Visits rows in an order, asking for each line `kAhead` bytes before it is read.
@@ -236,8 +234,8 @@ void chain() {
       },
   });
   const double ns = m[0] / static_cast<double>(n) * 1e9;
-  line("4.5 ns / serial chain with its record", 4.5 / ns, 1.0,
-       fmt::format("{:.2f} ns a token; scan {:.2f}", ns, m[1] / static_cast<double>(n) * 1e9));
+  g_figures.add("serial chain with its record", ns, "ns/token", bench::at_most(4.5),
+                fmt::format("scan {:.2f}", m[1] / static_cast<double>(n) * 1e9));
 }
 
 }  // namespace
@@ -267,5 +265,5 @@ int main(int argc, char** argv) {
     verification(true);
     verification(false);
   }
-  if (!json.empty()) std::ofstream(json) << "[" << g_json << "\n]\n";
+  return g_figures.write(json) ? 0 : 3;
 }

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -16,6 +15,7 @@
 
 #include <serinus/canary_sglang.h>
 
+#include "bench/figures.h"
 #include "canary/sglang/hash.h"
 #include "tests/canary/sglang_endpoint.h"
 
@@ -49,19 +49,7 @@ std::vector<double> race(const std::vector<std::function<void()>>& contenders) {
   return medians;
 }
 
-struct Result {
-  std::string name, unit;
-  double value;
-  std::string requirement;
-};
-std::vector<Result> g_results;
-
-void report(const std::string& name, double value, const std::string& unit,
-            const std::string& requirement = "") {
-  g_results.push_back({name, unit, value, requirement});
-  fmt::print("{:58} {:9.3f} {:10} {}\n", name, value, unit, requirement);
-  std::fflush(stdout);
-}
+bench::Figures g_figures;
 
 // Slots 1, 2, ... in the order in which a sequence visits them: page by page with the pages
 // shuffled, or in no order at all (page size 1).
@@ -129,8 +117,8 @@ void bench_order(const std::string& order, std::int64_t num_slots, std::int64_t 
   const std::vector<double> written =
       race({[&] { write(e.context(), write_plan.view(), input); }, chain});
   const auto per = static_cast<double>(n);
-  report("write, one chain, " + order, written[0] / per, "ns/token", "<= 10");
-  report("  the chain alone, as the formula stands", written[1] / per, "ns/token");
+  g_figures.add("write, one chain, " + order, written[0] / per, "ns/token", bench::at_most(10));
+  g_figures.add("the chain alone, " + order, written[1] / per, "ns/token");
 
   HostVerifyPlan verify_plan(n);
   verify_plan.slots = slots;
@@ -148,9 +136,10 @@ void bench_order(const std::string& order, std::int64_t num_slots, std::int64_t 
   const std::vector<double> verified = race(contenders);
   const double fastest_load = std::min({verified[1], verified[2], verified[3]});
   if (e.violations != 0) fmt::print("violations: {}\n", e.violations);
-  report("verify without bytes, " + order, verified[0] / per, "ns/entry");
-  report("  loads alone (the best of three look-aheads)", fastest_load / per, "ns/entry");
-  report("  ratio, " + order, fastest_load / verified[0], "x", ">= 0.65");
+  g_figures.add("verify without bytes / load loop, " + order, fastest_load / verified[0], "x",
+                bench::at_least(0.65),
+                fmt::format("{:.2f} ns an entry; the best of three load loops {:.2f}",
+                            verified[0] / per, fastest_load / per));
 }
 
 void bench_bytes(std::int64_t token_bytes, std::int64_t num_slots) {
@@ -191,8 +180,8 @@ void bench_bytes(std::int64_t token_bytes, std::int64_t num_slots) {
   const std::vector<double> times =
       race({[&] { verify(e.context(), plan.view(), false); }, one_by_one});
   const auto total = static_cast<double>(token_bytes * n);
-  report(fmt::format("verify with all of {} bytes a token", token_bytes), total / times[0], "GB/s");
-  report("  folds one after another", total / times[1], "GB/s");
+  g_figures.add(fmt::format("verify with all of {} bytes a token", token_bytes), total / times[0],
+                "GB/s", {}, fmt::format("folds one after another: {:.2f}", total / times[1]));
 }
 
 }  // namespace
@@ -211,16 +200,5 @@ int main(int argc, char** argv) {
   bench_order("random order", num_slots, 1);
   bench_bytes(576, megabytes * (1 << 20) / 576 / 4);
   bench_bytes(1024, megabytes * (1 << 20) / 1024 / 4);
-  if (!json.empty()) {
-    std::ofstream out(json);
-    const char* comma = "";
-    out << "[";
-    for (const Result& r : g_results) {
-      out << fmt::format("{}\n  {{\"name\": \"{}\", \"value\": {:.4f}, \"unit\": \"{}\"}}", comma,
-                         r.name.substr(r.name.find_first_not_of(' ')), r.value, r.unit);
-      comma = ",";
-    }
-    out << "\n]\n";
-  }
-  return 0;
+  return g_figures.write(json) ? 0 : 3;
 }

@@ -14,11 +14,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/figures.h"
 #include "sparse_mla/cpu/kernels.h"
 
 extern "C" {
@@ -63,10 +63,11 @@ std::vector<std::uint8_t> random_codes(std::size_t n, std::mt19937& random) {
 
 int main(int argc, char** argv) {
   // An inherited choice of kernel can halve sgemm: OpenBLAS is to take its best one. It reads the
-  // variable when it is loaded, so the next start must be without it.
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
-  if (std::getenv("OPENBLAS_CORETYPE") != nullptr) {
-    std::fprintf(stderr, "unset OPENBLAS_CORETYPE first: it chooses OpenBLAS's kernel\n");
+  // variables when it is loaded, so the next start must be without them.
+  for (const char* name : {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}) {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): nothing sets the environment
+    if (std::getenv(name) == nullptr) continue;
+    std::fprintf(stderr, "unset %s first: it changes OpenBLAS's kernel\n", name);
     return 2;
   }
   std::string json;
@@ -118,12 +119,19 @@ int main(int argc, char** argv) {
     std::string name;
     const sparse_mla::Kernels* path;
     bool p_bf16;
+    bench::Goal goal;
   };
   std::vector<Contender> contenders;
+  bool first_f32 = true;
   for (const sparse_mla::Kernels* path : sparse_mla::cpu_paths()) {
-    contenders.push_back({path->name, path, false});
     if (path == sparse_mla::avx512_bf16_path()) {
-      contenders.push_back({fmt::format("{}, P bf16", path->name), path, true});
+      contenders.push_back({path->name, path, false, bench::at_least(1.5)});
+      contenders.push_back(
+          {fmt::format("{}, P bf16", path->name), path, true, bench::at_least(1.5)});
+    } else {
+      contenders.push_back(
+          {path->name, path, false, first_f32 ? bench::at_least(0.8) : bench::Goal{}});
+      first_f32 = false;
     }
   }
   std::vector<std::vector<double>> times(contenders.size());
@@ -143,25 +151,12 @@ int main(int argc, char** argv) {
   const double flop = 2.0 * kTokens * kHeads * kTopk * (kDQk + 512);
   fmt::print("OpenBLAS core {}: sgemm {}x{}x{} {:.1f} GFLOPS\n", openblas_get_corename(), kM, kN,
              kK, sgemm_rate);
-  std::string rows;
+  bench::Figures figures;
+  figures.add("sgemm", sgemm_rate, "GFLOPS");
   for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const std::string& name = contenders[i].name;
     const double rate = flop / median(times[i]) * 1e-9;
-    fmt::print("{:<22} {:7.1f} GFLOPS, {:.2f} of sgemm ({} rounds)\n", name, rate,
-               rate / sgemm_rate, times[i].size());
-    rows += fmt::format("{}{{\"path\": \"{}\", \"gflops\": {:.2f}, \"of_sgemm\": {:.3f}}}",
-                        i == 0 ? "" : ", ", name, rate, rate / sgemm_rate);
+    figures.add(contenders[i].name + " / sgemm", rate / sgemm_rate, "x", contenders[i].goal,
+                fmt::format("{:.1f} GFLOPS ({} rounds)", rate, times[i].size()));
   }
-  if (!json.empty()) {
-    std::ofstream file(json);
-    file << fmt::format(
-        "{{\"bench\": \"sparse_mla\", \"openblas_core\": \"{}\", \"sgemm_gflops\": {:.2f}, "
-        "\"paths\": [{}]}}\n",
-        openblas_get_corename(), sgemm_rate, rows);
-    if (!file.flush()) {
-      std::fprintf(stderr, "cannot write %s\n", json.c_str());
-      return 3;
-    }
-  }
-  return 0;
+  return figures.write(json) ? 0 : 3;
 }

@@ -278,7 +278,8 @@ void add_attend(CLI::App& app, int& exit_code) {
       ->type_name("DIR");
   cmd->footer(
       "FP8 (e4m3) is uint8 in .npy and F8_E4M3 or U8 in .safetensors, bfloat16 is uint16 or\n"
-      "BF16. Scales default to 1. The one KV head may be left out of a shape.");
+      "BF16. Scales default to 1. The one KV head may be left out of a shape.\n\n" +
+      app.get_footer());
   cmd->callback([args, &exit_code] {
     if (!args->example.empty()) {
       write_example(args->example);

@@ -1,7 +1,9 @@
-// An option that takes one of a few words.
+// What options take: one of a few words, or a number from somewhere on.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,20 @@ CLI::Option* add_choice(CLI::App& cmd, const std::string& flag, T& value,
           help)
       ->check(CLI::IsMember(words))
       ->default_str(now);
+}
+
+/// For Option::check(): a whole number, `least` or more.
+inline CLI::Validator at_least(std::int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& given) {
+        std::int64_t n = 0;
+        const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), n);
+        const bool whole = error == std::errc{} && end == given.data() + given.size();
+        return whole && n >= least
+                   ? std::string()
+                   : "must be a whole number, " + std::to_string(least) + " or more, got " + given;
+      },
+      "");
 }
 
 }  // namespace serinus::cli

@@ -156,12 +156,15 @@ void add_replay(CLI::App& app, int& exit_code) {
       "replay", "Replay a serving trace over a paged KV pool with a prefix cache, the canary on");
   cmd->add_option("trace", args->trace, "Trace: Mooncake or Qwen-Bailian JSONL, Azure CSV")
       ->required();
-  const auto at_least = [](std::int64_t n) {
-    return CLI::Range(n, std::numeric_limits<std::int64_t>::max()).description("");
-  };
   cmd->add_option("--requests", args->requests, "The first N requests only, 0 = all")
       ->check(at_least(0))
       ->capture_default_str();
+  add_choice(*cmd, "--trace-format", args->trace_options.format,
+             {{"automatic", engine::TraceFormat::automatic},
+              {"mooncake", engine::TraceFormat::mooncake},
+              {"qwen", engine::TraceFormat::qwen},
+              {"azure", engine::TraceFormat::azure}},
+             "What the trace is, where its first line does not tell");
   cmd->add_flag("--skip-bad", args->trace_options.skip_bad,
                 "Pass over malformed lines and count them, instead of stopping at the first");
 
@@ -211,7 +214,7 @@ void add_replay(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->group(schedule);
   cmd->add_option("--seed", args->seed, "Same seed, same result")
-      ->check(CLI::NonNegativeNumber)  // a negative one would wrap
+      ->check(at_least(0))  // a negative one would wrap
       ->capture_default_str()
       ->group(schedule);
 

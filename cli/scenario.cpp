@@ -184,9 +184,10 @@ void add_scenario(CLI::App& app, int& exit_code) {
   cmd->add_flag("-v,--verbose", args->verbose,
                 "Show every violation, after the operation it follows");
   cmd->footer(
-      "exit codes: 0 every expectation of every scenario holds in the serinus format; 1 one does "
-      "not;\n3 a file is malformed (the message names file, line and field). With --format sglang "
-      "the table\nshows what that format misses, and the exit code is 0.");
+      "Expectations are the serinus format's: with --format sglang the table shows what that "
+      "format "
+      "misses,\nand the exit code is 0. A malformed file is named with line and field.\n\n" +
+      app.get_footer());
   cmd->callback([args, &exit_code] { run(*args, exit_code); });
 }
 

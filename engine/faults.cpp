@@ -385,18 +385,21 @@ void FaultLab::misread(Engine& engine) {
 void FaultLab::follow(Engine& engine, const ForwardBatch& batch) {
   std::size_t token = 0;
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-    std::int64_t previous = batch.prefix_lens[i] > 0
-                                ? engine.table().slots(batch.rows[i])[batch.prefix_lens[i] - 1]
-                                : -1;
+    const std::int64_t before = batch.prefix_lens[i] > 0
+                                    ? engine.table().slots(batch.rows[i])[batch.prefix_lens[i] - 1]
+                                    : -1;
+    std::vector<Slot> last = everywhere(engine, before);  // in each pool, at most one
     for (std::int64_t n = batch.extend_lens[i]; n > 0; --n, ++token) {
-      const std::int64_t slot = batch.out_cache_loc[token];
-      const std::vector<Slot> from = everywhere(engine, previous), to = everywhere(engine, slot);
-      for (const Slot& f : from) {
-        for (const Slot& t : to) {
-          if (f.pool == t.pool) engine.fault_log().follows(f.pool, f.slot, t.slot);
+      for (const Slot& to : everywhere(engine, batch.out_cache_loc[token])) {
+        const auto from = std::find_if(last.begin(), last.end(),
+                                       [&](const Slot& s) { return s.pool == to.pool; });
+        if (from == last.end()) {
+          last.push_back(to);
+          continue;
         }
+        engine.fault_log().follows(to.pool, from->slot, to.slot);
+        *from = to;  // where the SWA pool has no place for a token, the chain goes on all the same
       }
-      previous = slot;
     }
   }
 }
@@ -611,7 +614,7 @@ void FaultLab::land_late_write(Engine& engine, Slot s, const Record& record,
   if (!bytes.empty()) engine.pools()[0].kv.write_token(s.slot, bytes);
   there = record;
   const int fault = placed(engine, FaultClass::write_after_free,
-                           fmt::format("request {} writes slot {} late", record.owner, s.slot));
+                           fmt::format("the old token of slot {} lands late", s.slot));
   engine.fault_log().mark(fault, 0, s.slot);
   placed_.push_back({.fault = fault, .at = s, .record = record});
   late_.insert(s.slot);

@@ -207,27 +207,54 @@ std::int64_t csv_integer(std::string_view text, const char* field, std::int64_t 
   return value;
 }
 
-void parse_azure(std::string_view line, TraceRequest& r) {
-  const std::string_view whole = line;
-  std::array<std::string_view, 3> cells;
+using AzureCells = std::array<std::string_view, 3>;
+constexpr AzureCells kAzureHeader = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"};
+
+// The cells of a line, each of them bare or, as spreadsheets write them, in quotes (which none of
+// the values contains). False where there are not just three.
+bool azure_cells(std::string_view line, AzureCells& cells) {
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    const std::size_t comma = line.find(',');
-    if ((comma == std::string_view::npos) != (i + 1 == cells.size())) {
-      throw BadLine{"line", "must have three cells: TIMESTAMP, ContextTokens, GeneratedTokens",
-                    printable(whole)};
-    }
-    cells[i] = line.substr(0, comma);
-    line.remove_prefix(std::min(line.size(), cells[i].size() + 1));
+    const bool quoted = line.starts_with('"');
+    if (quoted) line.remove_prefix(1);
+    const std::size_t end = line.find(quoted ? '"' : ',');
+    if (quoted && end == std::string_view::npos) return false;
+    cells[i] = line.substr(0, end);
+    line.remove_prefix(std::min(line.size(), cells[i].size() + (quoted ? 1 : 0)));
+    if (line.starts_with(',') != (i + 1 < cells.size())) return false;
+    if (!line.empty()) line.remove_prefix(1);
+  }
+  return line.empty();
+}
+
+bool is_azure_header(std::string_view line) {
+  AzureCells cells;
+  return azure_cells(line, cells) && cells == kAzureHeader;
+}
+
+void parse_azure(std::string_view line, TraceRequest& r) {
+  AzureCells cells;
+  if (!azure_cells(line, cells)) {
+    throw BadLine{"line", "must have three cells: TIMESTAMP, ContextTokens, GeneratedTokens",
+                  printable(line)};
   }
   r.arrival_us = azure_time(cells[0]);
   r.input_length = csv_integer(cells[1], "ContextTokens", 1);
   r.output_length = csv_integer(cells[2], "GeneratedTokens", 0);
 }
 
-constexpr std::string_view kAzureHeader = "TIMESTAMP,ContextTokens,GeneratedTokens";
+// A file may lack the header: then it begins with a request.
+bool is_azure_request(std::string_view line) {
+  TraceRequest request;
+  try {
+    parse_azure(line, request);
+    return true;
+  } catch (const BadLine&) {
+    return false;
+  }
+}
 
 TraceFormat detect(std::string_view line) {
-  if (line.starts_with(kAzureHeader)) return TraceFormat::azure;
+  if (is_azure_header(line) || is_azure_request(line)) return TraceFormat::azure;
   const std::size_t first = line.find_first_not_of(" \t");
   if (first == std::string_view::npos || line[first] != '{') return TraceFormat::automatic;
   return line.find("\"chat_id\"") != std::string_view::npos ? TraceFormat::qwen
@@ -297,7 +324,7 @@ void TraceReader::raise_empty() const {
 
 bool TraceReader::next(TraceRequest& request) {
   while (std::exchange(pending_, false) || next_line()) {
-    if (options_.format == TraceFormat::azure && line_.starts_with(kAzureHeader)) continue;
+    if (options_.format == TraceFormat::azure && is_azure_header(line_)) continue;
     request = TraceRequest{};
     request.line = lines_.line_number();
     try {

@@ -91,6 +91,30 @@ TEST(Trace, ReadsAzure) {
   EXPECT_EQ(all[1].block_size, 0);
 }
 
+// As spreadsheets and databases write it: cells in quotes, or the header left out.
+TEST(Trace, ReadsAzureInQuotesAndWithoutHeader) {
+  for (const std::string head : {"", "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+                                 "\"TIMESTAMP\",\"ContextTokens\",\"GeneratedTokens\"\r\n",
+                                 "TIMESTAMP,\"ContextTokens\",GeneratedTokens\n"}) {
+    SCOPED_TRACE(head);
+    const auto all = read_text(head +
+                               "\"2023-11-16 18:17:03.9799600\",\"4808\",\"10\"\n"
+                               "2023-11-16 18:17:04,3180,\"8\"\n");
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].input_length, 4808);
+    EXPECT_EQ(all[0].output_length, 10);
+    EXPECT_EQ(all[1].arrival_us, 20'040);
+    EXPECT_EQ(all[1].output_length, 8);
+  }
+  const std::string good = "2023-11-16 18:17:03,1,1\n";
+  for (const std::string bad : {"\"2023-11-16 18:17:03,1,1", "\"2023-11-16 18:17:03\"x,1,1",
+                                "2023-11-16 18:17:03,1,\"1", "2023-11-16 18:17:03,1,1\"",
+                                "\"2023-11-16 18:17:03\",\"1\",\"1\",", "\"\"\"\",\"\",\"\""}) {
+    EXPECT_TRUE(error_of(good + bad).starts_with("SRN4103 t:2: ")) << bad << error_of(good + bad);
+    EXPECT_TRUE(error_of(bad).starts_with("SRN4102 ")) << bad;
+  }
+}
+
 TEST(Trace, TakesBomCrlfBlankLinesAndNoLastNewline) {
   const auto all = read_text("\xef\xbb\xbf" + std::string(kGood) + "\r\n\r\n  \n" + kGood);
   ASSERT_EQ(all.size(), 2u);

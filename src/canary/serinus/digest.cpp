@@ -16,7 +16,7 @@
 #ifdef SERINUS_HIGHWAY
 HWY_BEFORE_NAMESPACE();
 namespace serinus::canary::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
+namespace hn = hwy::HWY_NAMESPACE;  // NOLINT(misc-unused-alias-decls): used in the templates
 #else
 namespace serinus::canary::portable {
 #define HWY_INLINE inline

@@ -19,7 +19,7 @@
 #ifdef SERINUS_HIGHWAY
 HWY_BEFORE_NAMESPACE();
 namespace serinus::canary::sglang::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
+namespace hn = hwy::HWY_NAMESPACE;  // NOLINT(misc-unused-alias-decls): used in the templates
 #else
 namespace serinus::canary::sglang::portable {
 #endif

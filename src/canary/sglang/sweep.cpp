@@ -56,7 +56,7 @@ std::vector<SweepEntry> sweep_entries(const PrefixTree& tree, const SweepFilter&
     for (const std::int64_t slot : node.slots) {
       if (listed) entries.push_back({.slot = slot, .position = depth, .prev_slot = last_slot});
       last_slot = slot;
-      ++depth;
+      depth = i64(u64(depth) + 1);
     }
     if (node.slots.empty() && tree.kind == PrefixTreeKind::unified)
       depth = i64(u64(depth) + u64(node.key_length));

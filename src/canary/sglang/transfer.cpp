@@ -3,14 +3,14 @@
 #include <string>
 
 #include "base/raise.h"
-#include "canary/sglang/params.h"
+#include "canary/sglang/entry.h"
 
 namespace serinus::canary::sglang {
 
 TransferBuffer transfer_buffer(const TensorView& canary_buf, std::int64_t page_size) {
   return {.address = reinterpret_cast<std::uintptr_t>(canary_buf.data),
           .bytes = canary_buf.shape[0] * kSlotBytes,
-          .item_bytes = kSlotBytes * page_size};
+          .item_bytes = i64(u64(page_size) * u64(kSlotBytes))};
 }
 
 std::vector<TransferBuffer> splice_kv(std::span<const TransferBuffer> buffers,

@@ -18,7 +18,7 @@ namespace serinus::sparse_mla {
 namespace HWY_NAMESPACE {
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
+namespace hn = hwy::HWY_NAMESPACE;  // NOLINT(misc-unused-alias-decls): used in the templates
 
 using D = hn::CappedTag<float, kMaxLanes>;
 using F = hn::Vec<D>;
