@@ -50,7 +50,8 @@ class Scratch {
       g.decay = take(g.width);
       groups.push_back(g);
     }
-    rows.reserve(static_cast<std::size_t>(p.topk));
+    constexpr std::int64_t kUsual = 1 << 14;
+    rows.reserve(static_cast<std::size_t>(std::min(p.topk, kUsual)));
   }
 
   float* scores() const noexcept { return scores_.get(); }
