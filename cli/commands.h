@@ -20,6 +20,7 @@ void add_explain(CLI::App& app, int& exit_code);
 void add_layouts(CLI::App& app, int& exit_code);
 void add_attend(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
+void add_serve(CLI::App& app, int& exit_code);
 void add_scenario(CLI::App& app, int& exit_code);
 void add_replay(CLI::App& app, int& exit_code);
 void add_trace_gen(CLI::App& app, int& exit_code);

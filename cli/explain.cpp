@@ -5,7 +5,6 @@
 #include <cctype>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,30 +16,11 @@
 #include "base/raise.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
+#include "serve/error_json.h"
 
 namespace serinus::cli {
 
 namespace {
-
-// ---------------------------------------------------------------- JSON
-
-using Json = nlohmann::ordered_json;
-
-Json to_json(const ErrorEntry& e) {
-  return {{"id", e.id},
-          {"slug", e.slug},
-          {"title", e.title},
-          {"message", e.message},
-          {"exception", e.exception},
-          {"meaning", e.meaning},
-          {"trigger", e.trigger},
-          {"situations", e.situations},
-          {"solutions", e.solutions},
-          {"example", {{"before", e.example_before}, {"after", e.example_after}}},
-          {"guard", e.guard},
-          {"related", e.related},
-          {"raised_at", e.raised_at}};
-}
 
 // ---------------------------------------------------------------- a page for a terminal
 
@@ -180,9 +160,9 @@ std::string printable(std::string_view text) {
 void explain(const std::vector<std::string>& words, bool json) {
   if (words.empty()) {
     if (json) {
-      Json all = Json::array();
-      for (const ErrorEntry& e : error_reference()) all.push_back(to_json(e));
-      std::fputs((all.dump(2) + "\n").c_str(), stdout);
+      serve::Json all = serve::Json::array();
+      for (const ErrorEntry& e : error_reference()) all.push_back(serve::to_json(e));
+      std::fputs(serve::dump(all).c_str(), stdout);
     } else {
       std::fputs(list(Style(output_has_colours())).c_str(), stdout);
     }
@@ -196,7 +176,7 @@ void explain(const std::vector<std::string>& words, bool json) {
     raise(errors::Page::no_such_error,
           {{"argument", "text"}, {"got", printable(text)}, {"near", near_to(text)}});
   }
-  std::fputs(json ? (to_json(*e).dump(2) + "\n").c_str()
+  std::fputs(json ? serve::dump(serve::to_json(*e)).c_str()
                   : page(*e, output_width(), Style(output_has_colours())).c_str(),
              stdout);
 }

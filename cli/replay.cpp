@@ -4,8 +4,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include <atomic>
-#include <csignal>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,9 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/replay_report.h"
+#include "cli/replay_watch.h"
+#include "cli/serve_options.h"
+#include "cli/stop_on_signal.h"
 #include "engine/faults.h"
 
 namespace serinus::cli {
@@ -40,29 +42,10 @@ struct Arguments {
   std::string report;
   bool json = false;
   bool no_canary = false;
-};
-
-std::atomic<bool> stop_requested{false};
-
-// The first signal asks for an end with a summary, the second one ends at once.
-class StopOnSignal {
- public:
-  StopOnSignal() {
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, &old_int_);
-    sigaction(SIGTERM, &action, &old_term_);
-  }
-  ~StopOnSignal() {
-    sigaction(SIGINT, &old_int_, nullptr);
-    sigaction(SIGTERM, &old_term_, nullptr);
-  }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  struct sigaction old_int_ = {}, old_term_ = {};
+  bool serve = false;
+  serve::ServerOptions server = serve_options();
+  double pace = 0;
+  bool hold = false;
 };
 
 std::int64_t peak_rss_bytes() {
@@ -97,6 +80,12 @@ int run(const Arguments& args) {
                                         {"got", args.faults}});
   }
 
+  if (args.serve && args.no_canary) {
+    raise(errors::Page::engine_option, {{"name", "serve"},
+                                        {"want", "not given with --no-canary: nothing to see"},
+                                        {"got", std::to_string(args.server.port)}});
+  }
+
   std::vector<engine::TraceRequest> trace;
   engine::TraceReader reader(args.trace, args.trace_options);
   engine::TraceRequest request;
@@ -112,9 +101,15 @@ int run(const Arguments& args) {
   if (!faults.empty())
     lab.emplace(std::move(faults), args.seed, static_cast<std::int64_t>(trace.size()));
 
+  std::optional<ReplayWatch> watch;
+  if (args.serve) {
+    watch.emplace(args.server, args.trace, args.pace);
+    fmt::print(stderr, "serving {}\n", watch->url());
+  }
+
   ProgressLine progress("requests");
   engine::ReplayHooks hooks;
-  hooks.stop = &stop_requested;
+  hooks.stop = &StopOnSignal::requested();
   if (lab) hooks.injector = &*lab;
   hooks.progress = [&](const engine::ReplayProgress& p) {
     progress.show(p.requests, p.total_requests, p.tokens, p.total_tokens, p.seconds);
@@ -123,25 +118,44 @@ int run(const Arguments& args) {
   int unexplained = 0;
   hooks.violation = [&](const canary::Violation& v, const std::string& pool, int fault) {
     if (report) report->add(v, pool, fault);
+    if (watch) watch->add(v, pool, fault);
     if (fault >= 0 || ++unexplained > kShown) return;
     progress.end();
     fmt::print(stderr, "{}\n", canary::to_text(v, pool));
     if (unexplained == kShown) fmt::print(stderr, "(further ones only in the report)\n");
   };
+  const auto tell = [&] {
+    progress.end();
+    run.peak_rss_bytes = peak_rss_bytes();
+    if (report) report->finish(run);
+    if (args.json) {
+      fmt::print("{}\n", summary_json(run, false));
+    } else {
+      fmt::print("{}", summary_text(run));
+      if (report) fmt::print("report: {}\n", report->page());
+    }
+  };
+  // Whoever holds sees the summary first, and the engine stays to be asked.
+  const bool hold = watch && args.hold;
+  if (watch) {
+    hooks.started = [&](engine::Engine& engine) { watch->begin(engine); };
+    hooks.stepped = [&] { watch->stepped(); };
+    hooks.finished = [&](const engine::ReplayResult& result) {
+      watch->end();
+      if (!hold) return;
+      run.result = result;
+      tell();
+      std::fflush(stdout);
+      if (!result.interrupted)
+        fmt::print(stderr, "still serving {} (Ctrl-C ends it)\n", watch->url());
+      watch->hold();
+    };
+  }
   {
     const StopOnSignal stop_on_signal;
     run.result = engine::replay(trace, run.options, hooks);
   }
-  progress.end();
-  run.peak_rss_bytes = peak_rss_bytes();
-
-  if (report) report->finish(run);
-  if (args.json) {
-    fmt::print("{}\n", summary_json(run, false));
-  } else {
-    fmt::print("{}", summary_text(run));
-    if (report) fmt::print("report: {}\n", report->page());
-  }
+  if (!hold) tell();
   const bool fine =
       run.result.counters.false_alarms == 0 && run.result.count(engine::FaultState::missed) == 0;
   return fine ? kFine : kViolation;
@@ -249,7 +263,30 @@ void add_replay(CLI::App& app, int& exit_code) {
                   "Folder for violations (text, JSON lines), summary and a web page")
       ->group(output);
   cmd->add_flag("--json", args->json, "One JSON object on standard output")->group(output);
-  cmd->callback([args, &exit_code] { exit_code = run(*args); });
+
+  const char* live = "Live";
+  CLI::Option* serve =
+      cmd->add_option("--serve", args->server.port,
+                      "Serve a live page and an HTTP API, on this port (0 = any free one)")
+          ->check(CLI::Range(0, 65535).description(""))
+          ->expected(0, 1)
+          ->type_name("[PORT]")
+          ->default_str(std::to_string(args->server.port))
+          ->group(live);
+  add_host_option(*cmd, args->server)->needs(serve)->group(live);
+  cmd->add_option("--pace", args->pace,
+                  "Steps a second at most, so that a person can follow; 0 = no limit")
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->capture_default_str()
+      ->needs(serve)
+      ->group(live);
+  cmd->add_flag("--hold", args->hold, "Keep serving after the end, until Ctrl-C")
+      ->needs(serve)
+      ->group(live);
+  cmd->callback([args, serve, &exit_code] {
+    args->serve = serve->count() > 0;
+    exit_code = run(*args);
+  });
 }
 
 }  // namespace serinus::cli

@@ -61,8 +61,10 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
 
   ReplayResult result;
   result.requests = progress.total_requests;
+  if (hooks.started) hooks.started(engine);
   while (engine.step()) {
     result.pool_map.look(engine.now() - 1, engine.allocator(), engine.cache());
+    if (hooks.stepped) hooks.stepped();
     if (hooks.stop != nullptr && hooks.stop->load(std::memory_order_relaxed)) {
       result.interrupted = true;
       break;
@@ -82,6 +84,7 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
   result.steps = engine.now();
   result.canary_seconds = engine.canary_seconds();
   result.seconds = seconds();
+  if (hooks.finished) hooks.finished(result);
   return result;
 }
 

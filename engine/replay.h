@@ -22,11 +22,17 @@ struct ReplayProgress {
   double seconds = 0;
 };
 
+struct ReplayResult;
+
 struct ReplayHooks {
   std::function<void(const ReplayProgress&)> progress;  ///< after every step
   std::function<void(const canary::Violation&, const std::string& pool, int fault)> violation;
   FaultInjector* injector = nullptr;
   const std::atomic<bool>* stop = nullptr;  ///< set: end after this step, with what there is
+  std::function<void(Engine&)> started;     ///< before the first step
+  std::function<void()> stepped;            ///< after every step; it may take its time
+  /// At the end, while the engine is still there.
+  std::function<void(const ReplayResult&)> finished;
 };
 
 struct ReplayResult {

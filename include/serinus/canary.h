@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include <serinus/error.h>
 #include <serinus/kv_layout.h>
 #include <serinus/tensor.h>
 
@@ -74,6 +75,9 @@ const char* name_of(Depth) noexcept;
 const char* name_of(Moment) noexcept;
 /// "token+chain": the names in bit order, joined with '+'; "none" for no bit.
 std::string names_of(Reason reasons);
+/// The page of the error reference about one reason: of several bits the lowest; with none, the one
+/// about violations in general.
+const ErrorEntry& page_of(Reason reason);
 
 /// A request, as the engine numbers it. 0 is nobody.
 using Owner = std::uint32_t;
@@ -395,6 +399,7 @@ class Monitor {
   std::span<Record> records(int pool);
   std::span<LedgerEntry> ledger(int pool);
   const PoolSpec& pool(int pool) const;
+  const Options& options() const noexcept;
   SlotState state(int pool, std::int64_t slot) const;  ///< free where there is no such slot
   /// Of the slot's KV bytes as they are now, as a record of this format would keep it; nullopt
   /// where there is no such slot.

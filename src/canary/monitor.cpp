@@ -363,6 +363,10 @@ const PoolSpec& Monitor::pool(int pool) const {
   return impl_->pools[static_cast<std::size_t>(pool)];
 }
 
+const Options& Monitor::options() const noexcept {
+  return impl_->options;
+}
+
 SlotState Monitor::state(int pool, std::int64_t slot) const {
   impl_->check_pool_number(pool);
   return impl_->on() ? impl_->backend->state(pool, slot) : SlotState::free;

@@ -210,7 +210,7 @@ std::vector<Site> sites_in(const std::string& file, const std::string& source) {
 const std::vector<Site>& all_sites() {
   static const std::vector<Site> sites = [] {
     std::vector<Site> out;
-    for (const char* top : {"src", "engine", "cli", "python", "examples"}) {
+    for (const char* top : {"src", "engine", "cli", "serve", "python", "examples"}) {
       if (!fs::exists(kRoot / top)) continue;
       for (const auto& f : fs::recursive_directory_iterator(kRoot / top)) {
         const std::string extension = f.path().extension().string();
