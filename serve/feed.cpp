@@ -15,8 +15,9 @@ constexpr milliseconds kScanEvery{20};
 constexpr milliseconds kPointEvery{1000};
 constexpr std::chrono::seconds kMapsStayWanted{10};
 constexpr std::int64_t kSlotsAScan = 32768;  // some tens of microseconds
-constexpr std::size_t kAnswersALook = 16;
+constexpr std::size_t kAnswersALook = 4;     // each looks through the ledger's events
 constexpr std::size_t kMaxQuestions = 64;
+constexpr std::size_t kEventsAnAnswer = 12;
 constexpr std::size_t kMaxPoints = 300;
 
 std::uint64_t random_number() {
@@ -160,6 +161,7 @@ void Feed::answer_questions(canary::Monitor& monitor, std::size_t most) {
     const auto ledger = monitor.ledger(q->pool);
     if (q->slot >= 0 && at < records.size()) a.record = records[at];
     if (q->slot >= 0 && at < ledger.size()) a.ledger = ledger[at];
+    a.events = monitor.events(q->pool, q->slot, kEventsAnAnswer);
   }
   {
     const std::lock_guard lock(mutex_);

@@ -78,6 +78,7 @@ struct SlotAnswer {
   canary::SlotState state = canary::SlotState::free;
   std::optional<canary::Record> record;
   std::optional<canary::LedgerEntry> ledger;
+  std::vector<canary::LedgerEvent> events;  ///< the last ones, oldest first
 };
 
 class Feed {

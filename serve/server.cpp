@@ -313,6 +313,10 @@ struct Server::Impl final : httplib::Server {
       answer(out);
       return HandlerResponse::Handled;
     });
+    // Said in a header of every answer.
+    set_keep_alive_max_count(kMaxRequests);
+    set_keep_alive_timeout(
+        std::chrono::duration_cast<std::chrono::seconds>(options.idle_time).count());
     errno = 0;
     const std::string address = numeric(options.host);
     if (options.port == 0) {

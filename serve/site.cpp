@@ -29,7 +29,8 @@ struct Refused {
 };
 
 Response json(const Json& j) {
-  return {200, "application/json", dump(j), {}};
+  return {
+      200, "application/json", j.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n", {}};
 }
 
 Response html(std::string text) {
@@ -109,10 +110,10 @@ Json error_list() {
   return list;
 }
 
-Json owner_json(const Picture& picture, canary::Owner owner) {
+std::string owner_name(const Picture& picture, canary::Owner owner) {
   const auto named = picture.owner_names.find(owner);
   if (named != picture.owner_names.end()) return named->second;
-  return owner == 0 ? Json("nobody") : Json(fmt::format("request {}", owner));
+  return owner == 0 ? "nobody" : fmt::format("request {}", owner);
 }
 
 Json record_json(const Picture& picture, const canary::Record& r, canary::Format format) {
@@ -131,7 +132,7 @@ Json record_json(const Picture& picture, const canary::Record& r, canary::Format
   return {{"token", r.token},
           {"position", r.position},
           {"owner", r.owner},
-          {"owner_name", owner_json(picture, r.owner)},
+          {"owner_name", owner_name(picture, r.owner)},
           {"generation", r.generation},
           {"chain", hex(r.chain)},
           {"kv_digest", hex(r.kv_digest)}};
@@ -139,12 +140,46 @@ Json record_json(const Picture& picture, const canary::Record& r, canary::Format
 
 Json ledger_json(const Picture& picture, const canary::LedgerEntry& e) {
   return {{"owner", e.owner},
-          {"owner_name", owner_json(picture, e.owner)},
+          {"owner_name", owner_name(picture, e.owner)},
           {"generation", e.generation},
           {"prev", e.prev},
           {"position", std::int64_t{e.written} - 1},
           {"previous_owner", e.previous_owner},
-          {"previous_owner_name", owner_json(picture, e.previous_owner)}};
+          {"previous_owner_name", owner_name(picture, e.previous_owner)}};
+}
+
+std::string event_text(const Picture& picture, const canary::LedgerEvent& e) {
+  const auto name = [&](canary::Owner owner) { return owner_name(picture, owner); };
+  switch (e.kind) {
+    case canary::LedgerEventKind::alloc:
+      return "handed to " + name(e.owner);
+    case canary::LedgerEventKind::free:
+      return e.owner == 0 ? "given back" : "given back by " + name(e.owner);
+    case canary::LedgerEventKind::transfer:
+      return fmt::format("passed from {} to {}", name(e.owner),
+                         name(static_cast<canary::Owner>(e.peer)));
+    case canary::LedgerEventKind::moved_from:
+      return fmt::format("its content came from slot {}", e.peer);
+    case canary::LedgerEventKind::moved_to:
+      return fmt::format("its content went to slot {}", e.peer);
+    case canary::LedgerEventKind::store:
+      return "its content was copied out";
+    case canary::LedgerEventKind::load:
+      return "loaded for " + name(e.owner);
+  }
+  return canary::name_of(e.kind);
+}
+
+Json events_json(const Picture& picture, const std::vector<canary::LedgerEvent>& events) {
+  Json list = Json::array();
+  for (const canary::LedgerEvent& e : events) {
+    list.push_back({{"step", e.step},
+                    {"kind", canary::name_of(e.kind)},
+                    {"owner", e.owner},
+                    {"peer", e.peer},
+                    {"text", event_text(picture, e)}});
+  }
+  return list;
 }
 
 Json violation_json(const SeenViolation& seen) {
@@ -310,7 +345,7 @@ Response Site::api(const Asked& asked) const {
   if (path.starts_with("errors/")) {
     const ErrorEntry* e = error_named(path.substr(std::string_view("errors/").size()));
     if (e == nullptr) throw Refused{404, "there is no such error; /api/errors lists them all"};
-    return json(to_json(*e));
+    return {200, "application/json", dump(to_json(*e)), {}};  // as explain --json prints it
   }
   if (path == "stats") return stats();
   if (path == "violations") return violations(asked.target);
@@ -430,6 +465,7 @@ Response Site::slot(int pool, std::int64_t slot) const {
        {"record", answer->record ? record_json(*picture, *answer->record, picture->options.format)
                                  : Json(nullptr)},
        {"ledger", answer->ledger ? ledger_json(*picture, *answer->ledger) : Json(nullptr)},
+       {"events", events_json(*picture, answer->events)},
        {"violations", std::move(here)}});
 }
 
