@@ -17,7 +17,7 @@ ReplayWatch::ReplayWatch(const serve::ServerOptions& options, const std::string&
 
 void ReplayWatch::begin(engine::Engine& engine) {
   engine_ = &engine;
-  feed_.name_owner(engine::kCacheOwner, "prefix cache");
+  feed_.set_cache_owner(engine::kCacheOwner);
   feed_.look(*engine.monitor());
 }
 

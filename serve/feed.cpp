@@ -59,8 +59,8 @@ Feed::Feed(std::string engine) : run_(random_number()) {
   published_ = std::make_shared<const Picture>(next_);
 }
 
-void Feed::name_owner(canary::Owner owner, std::string name) {
-  next_.owner_names[owner] = std::move(name);
+void Feed::set_cache_owner(canary::Owner owner) {
+  next_.cache = owner;
 }
 
 void Feed::add(canary::Violation v, std::string pool, std::string note) {
@@ -194,6 +194,7 @@ void Feed::describe_pools(canary::Monitor& monitor) {
         static_cast<std::size_t>((p.num_slots + p.slots_per_cell - 1) / p.slots_per_cell);
     p.empty.resize(cells);
     p.written.resize(cells);
+    p.cached.resize(cells);
     next_.pools.push_back(std::move(p));
     cursors_.push_back(0);
   }
@@ -205,22 +206,24 @@ void Feed::scan(canary::Monitor& monitor, std::int64_t most) {
     const int pool = static_cast<int>(i);
     PoolPicture& p = next_.pools[i];
     const auto ledger = monitor.ledger(pool);
-    const auto state = [&](std::int64_t slot) {
-      const auto at = static_cast<std::size_t>(slot);
-      return at < ledger.size() ? state_of(ledger[at]) : monitor.state(pool, slot);
-    };
+    const bool has_ledger = std::ssize(ledger) == p.num_slots;
     std::int64_t left = std::max<std::int64_t>(1, most / p.slots_per_cell);
     for (std::int64_t& cell = cursors_[i]; left > 0; --left) {
-      std::uint32_t empty = 0, written = 0;
+      std::uint32_t empty = 0, written = 0, cached = 0;
       const std::int64_t begin = cell * p.slots_per_cell;
       const std::int64_t end = std::min(begin + p.slots_per_cell, p.num_slots);
       for (std::int64_t slot = begin; slot < end; ++slot) {
-        const canary::SlotState s = state(slot);
+        const auto at = static_cast<std::size_t>(slot);
+        const canary::SlotState s = has_ledger ? state_of(ledger[at]) : monitor.state(pool, slot);
+        const bool is_written = s == canary::SlotState::written;
         empty += static_cast<std::uint32_t>(s == canary::SlotState::empty);
-        written += static_cast<std::uint32_t>(s == canary::SlotState::written);
+        written += static_cast<std::uint32_t>(is_written);
+        if (has_ledger && is_written && ledger[at].owner == next_.cache) ++cached;
       }
-      p.empty[static_cast<std::size_t>(cell)] = empty;
-      p.written[static_cast<std::size_t>(cell)] = written;
+      const auto c = static_cast<std::size_t>(cell);
+      p.empty[c] = empty;
+      p.written[c] = written;
+      p.cached[c] = cached;
       if (++cell == p.num_cells()) {
         cell = 0;
         ++p.passes;

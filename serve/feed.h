@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,6 +31,7 @@ struct PoolPicture {
   int num_layers = 1;
   std::int64_t slots_per_cell = 1;
   std::vector<std::uint32_t> empty, written;  ///< slots of each cell; the rest is free
+  std::vector<std::uint32_t> cached;          ///< of the written ones, those that the cache holds
   std::uint64_t passes = 0;                   ///< how often all cells were looked at
 
   std::int64_t num_cells() const noexcept { return static_cast<std::int64_t>(written.size()); }
@@ -57,7 +57,7 @@ struct Picture {
   EngineState state = EngineState::none;
   std::string engine;  ///< what it says it is: "replay of trace.jsonl"
   canary::Options options;
-  std::map<canary::Owner, std::string> owner_names;
+  std::optional<canary::Owner> cache;  ///< who holds what belongs to no request
   std::chrono::steady_clock::time_point taken;
   canary::MetricsSample metrics;
   std::vector<PoolPicture> pools;
@@ -89,7 +89,8 @@ class Feed {
   explicit Feed(std::string engine);
 
   // --- the engine's thread
-  void name_owner(canary::Owner owner, std::string name);
+  /// Who holds the slots of the prefix cache. Before the first look().
+  void set_cache_owner(canary::Owner owner);
   void add(canary::Violation v, std::string pool, std::string note);
   /// After each step, and now and then while idle. Does nothing where nothing is due.
   void look(canary::Monitor& monitor);

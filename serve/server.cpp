@@ -94,7 +94,7 @@ class Connection final : public httplib::Stream {
     // What was not read makes the kernel reset the connection, and the client lose the answer: read
     // a little on.
     ::shutdown(socket_, SHUT_WR);
-    const auto until = Clock::now() + milliseconds(200);
+    const auto until = Clock::now() + patience_;
     char buffer[4096];
     for (int i = 0; i < 32 && wait_for(socket_, POLLIN, until, stop_); ++i) {
       if (recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT) <= 0) break;
@@ -130,7 +130,6 @@ class Connection final : public httplib::Stream {
       begun = true;
     }
   }
-  bool has_more() const noexcept { return !input_.empty(); }
 
   /// What the library will read, and from when on the answer's time runs.
   void give(std::string head) {
@@ -140,6 +139,12 @@ class Connection final : public httplib::Stream {
   }
   void begin_answer() { answer_until_ = Clock::now() + options_.answer_time; }
 
+  /// Said to those who are turned away: the thread that does it must go on at once.
+  void send_at_once(std::string_view text) {
+    patience_ = milliseconds(0);
+    answer_until_ = Clock::now();
+    write(text.data(), text.size());
+  }
   void send_raw(std::string_view text) {
     begin_answer();
     write(text.data(), text.size());
@@ -181,7 +186,8 @@ class Connection final : public httplib::Stream {
   int socket_;
   const ServerOptions& options_;
   const std::atomic<bool>& stop_;
-  std::string input_;  // read and not yet given away
+  milliseconds patience_{200};  // with a client at the end
+  std::string input_;           // read and not yet given away
   std::string given_;
   std::size_t at_ = 0;
   Clock::time_point answer_until_;
@@ -313,6 +319,7 @@ struct Server::Impl final : httplib::Server {
       answer(out);
       return HandlerResponse::Handled;
     });
+    set_tcp_nodelay(true);  // head and body are two writes
     // Said in a header of every answer.
     set_keep_alive_max_count(kMaxRequests);
     set_keep_alive_timeout(
@@ -340,6 +347,7 @@ struct Server::Impl final : httplib::Server {
     Response r = site.answer(*now_read);
     out.status = r.status;
     out.set_content(std::move(r.body), r.type.c_str());
+    out.set_header("Accept-Ranges", "none");
     for (const auto& [name, value] : security_headers()) out.set_header(name.c_str(), value);
     for (const auto& [name, value] : r.headers) out.set_header(name.c_str(), value);
   }
@@ -347,7 +355,7 @@ struct Server::Impl final : httplib::Server {
   bool process_and_close_socket(socket_t socket) override {
     Connection connection(socket, options, stopping);
     if (too_busy) {
-      connection.send_raw(raw_response(503, "too many connections"));
+      connection.send_at_once(raw_response(503, "too many connections"));
       return false;
     }
     for (std::size_t n = 0; n < kMaxRequests && !stopping; ++n) {

@@ -111,8 +111,7 @@ Json error_list() {
 }
 
 std::string owner_name(const Picture& picture, canary::Owner owner) {
-  const auto named = picture.owner_names.find(owner);
-  if (named != picture.owner_names.end()) return named->second;
+  if (owner == picture.cache) return "the prefix cache";
   return owner == 0 ? "nobody" : fmt::format("request {}", owner);
 }
 
@@ -207,9 +206,10 @@ Json pool_json(const Picture& picture, std::size_t i, const std::vector<SeenViol
     if (v->violation.pool == static_cast<int>(i) && slot >= 0 && slot < p.num_slots)
       ++marks[static_cast<std::size_t>(slot / p.slots_per_cell)];
   }
-  std::int64_t empty = 0, written = 0;
+  std::int64_t empty = 0, written = 0, cached = 0;
   for (const std::uint32_t n : p.empty) empty += n;
   for (const std::uint32_t n : p.written) written += n;
+  for (const std::uint32_t n : p.cached) cached += n;
   Json by_reason = Json::object();
   std::int64_t live = 0;
   if (i < picture.metrics.pools.size()) {
@@ -218,26 +218,30 @@ Json pool_json(const Picture& picture, std::size_t i, const std::vector<SeenViol
     for (std::size_t r = 0; r < canary::kNumReasons; ++r)
       by_reason[canary::names_of(static_cast<canary::Reason>(1u << r))] = s.violations[r];
   }
-  return {
-      {"pool", i},
-      {"name", p.name},
-      {"kind", name_of(p.kind)},
-      {"layout", p.layout},
-      {"layers", p.num_layers},
-      {"page_size", p.page_size},
-      {"slots", p.num_slots},
-      {"token_bytes", p.token_bytes},
-      {"null_slot", p.null_slot == canary::NullSlot::clean ? "clean" : "scratch"},
-      {"protected", live},
-      {"counts", {{"free", p.num_slots - empty - written}, {"empty", empty}, {"written", written}}},
-      {"violations", std::move(by_reason)},
-      {"map",
-       {{"passes", p.passes},
-        {"slots_per_cell", p.slots_per_cell},
-        {"cells", p.num_cells()},
-        {"empty", p.empty},
-        {"written", p.written},
-        {"violations", std::move(marks)}}}};
+  return {{"pool", i},
+          {"name", p.name},
+          {"kind", name_of(p.kind)},
+          {"layout", p.layout},
+          {"layers", p.num_layers},
+          {"page_size", p.page_size},
+          {"slots", p.num_slots},
+          {"token_bytes", p.token_bytes},
+          {"null_slot", p.null_slot == canary::NullSlot::clean ? "clean" : "scratch"},
+          {"protected", live},
+          {"counts",
+           {{"free", p.num_slots - empty - written},
+            {"empty", empty},
+            {"written", written},
+            {"cached", cached}}},
+          {"violations", std::move(by_reason)},
+          {"map",
+           {{"passes", p.passes},
+            {"slots_per_cell", p.slots_per_cell},
+            {"cells", p.num_cells()},
+            {"empty", p.empty},
+            {"written", p.written},
+            {"cached", p.cached},
+            {"violations", std::move(marks)}}}};
 }
 
 Json by_moment(const auto& values) {

@@ -150,7 +150,9 @@ class PoolMap {
     card.querySelector('.facts').textContent = `${plural(pool.slots, 'slot')} in pages of ${
         pool.page_size} · ${pool.layout || pool.kind}, ${plural(pool.layers, 'layer')}`;
     const marks = pool.map.violations.reduce((a, b) => a + b, 0);
-    for (const [kind, n] of [...Object.entries(pool.counts), ['violations', marks]]) {
+    const {free, empty, written, cached} = pool.counts;
+    const legend = {free, empty, cached, request: written - cached, violations: marks};
+    for (const [kind, n] of Object.entries(legend)) {
       card.querySelector(`.legend .${kind} b`).textContent = grouped(n);
     }
     canvas.setAttribute('aria-label', `Map of pool ${pool.name}, ${
@@ -172,7 +174,8 @@ class PoolMap {
     const [begin, end] = this.range(cell);
     const written = map.written[cell], empty = map.empty[cell];
     const free = end - begin + 1 - written - empty;
-    const parts = [written && `${grouped(written)} written`, empty && `${grouped(empty)} empty`,
+    const parts = [written && `${grouped(written)} written`,
+                   map.cached[cell] && `${grouped(map.cached[cell])} of them cached`, empty && `${grouped(empty)} empty`,
                    free && `${grouped(free)} free`,
                    map.violations[cell] && plural(map.violations[cell], 'violation')];
     const slots = begin === end ? `slot ${grouped(begin)}` : `slots ${grouped(begin)} to ${grouped(end)}`;
@@ -237,7 +240,8 @@ class PoolMap {
     const {map} = this.pool;
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`);
-    const [written, empty, free, bad, ink] = ['written', 'empty', 'free', 'bad', 'ink'].map(colour);
+    const [request, cached, empty, free, bad, ink] =
+        ['request', 'cached', 'empty', 'free', 'bad', 'ink'].map(colour);
     const fitting = Math.sqrt(inner * kMapHeight / map.cells);
     this.size = Math.max(4, Math.min(22, Math.floor(fitting * 2) / 2));
     this.columns = Math.max(1, Math.floor(inner / this.size));
@@ -257,22 +261,21 @@ class PoolMap {
       const [begin, end] = this.range(cell);
       const slots = end - begin + 1;
       const side = this.size - gap;
-      g.globalAlpha = 1;
       g.fillStyle = free;
       g.fillRect(x, y, side, side);
-      if (map.written[cell]) {
-        g.globalAlpha = 0.3 + 0.7 * map.written[cell] / slots;
-        g.fillStyle = written;
-        g.fillRect(x, y, side, side);
-      }
-      if (map.empty[cell]) {  // from the bottom, as high as its share
-        g.globalAlpha = 1;
-        g.fillStyle = empty;
-        const part = Math.max(side * map.empty[cell] / slots, 1);
-        g.fillRect(x, y + side - part, side, part);
-      }
+      // Stacked from the bottom, each as high as its share.
+      let top = y + side;
+      const stack = (n, fill) => {
+        if (n === 0) return;
+        const part = n === slots ? side : Math.max(side * n / slots, 1);
+        top = Math.max(top - part, y);
+        g.fillStyle = fill;
+        g.fillRect(x, top, side, Math.min(part, y + side - top));
+      };
+      stack(map.cached[cell], cached);
+      stack(map.written[cell] - map.cached[cell], request);
+      stack(map.empty[cell], empty);
     }
-    g.globalAlpha = 1;
     const ring = (cell, stroke, radius, line) => {
       const [x, y] = box(cell);
       g.beginPath();
@@ -303,8 +306,9 @@ class PoolMap {
       const first = Math.floor(b * map.cells / bands), last = Math.floor((b + 1) * map.cells / bands) - 1;
       const sum = (list) => list.slice(first, last + 1).reduce((a, n) => a + n, 0);
       const [begin, end] = this.range(first, last);
-      const written = sum(map.written), empty = sum(map.empty);
-      const numbers = [written, empty, end - begin + 1 - written - empty, sum(map.violations)];
+      const written = sum(map.written), cached = sum(map.cached), empty = sum(map.empty);
+      const numbers = [written - cached, cached, empty, end - begin + 1 - written - empty,
+                       sum(map.violations)];
       rows.push(element('tr', {}, element('th', {scope: 'row'}, `${grouped(begin)} to ${grouped(end)}`),
                         ...numbers.map((n) => element('td', {}, grouped(n)))));
     }
@@ -411,7 +415,7 @@ function sentence(s) {
   if (s.state === 'free') return 'Free: nobody holds it.';
   if (s.state === 'empty') return `Held by ${l ? l.owner_name : 'somebody'}, not written yet.`;
   const by = r.owner_name ? ` by ${r.owner_name}` : '';
-  const holder = l && l.owner_name !== r.owner_name ? `; now held by the ${l.owner_name}`.replace('the request', 'request') : '';
+  const holder = l && l.owner_name !== r.owner_name ? `; now held by ${l.owner_name}` : '';
   return `Written${by} as token ${r.token} at position ${r.position}${holder}.`;
 }
 
