@@ -639,6 +639,10 @@ def random_step(seed: int, device: str) -> tuple[VerifyOrWriteContext, list[int]
     positions = torch.cat([torch.arange(p, p + n) for p, n in zip(prefix.tolist(), active.tolist(), strict=True)])
     owners = torch.repeat_interleave(request_rows, active)
     locations = table[owners, positions].long()
+    # A windowed pool has slots of its own: the plan translates what it reads, the caller what it writes.
+    mapping = torch.arange(slots).roll(seed) if seed % 2 else None
+    if mapping is not None:
+        locations = mapping[locations]
     if len(locations) > 2:
         locations[len(locations) // 2] = -1
     tokens = randint(0, 50_000, len(positions))
@@ -664,7 +668,7 @@ def random_step(seed: int, device: str) -> tuple[VerifyOrWriteContext, list[int]
         extend_seq_lens=extend.to(device),
         req_to_token=table.to(device),
         swa_window_size=(0, 7)[seed % 2],
-        full_to_swa_index_mapping=torch.arange(slots).roll(seed).to(device) if seed % 2 else None,
+        full_to_swa_index_mapping=None if mapping is None else mapping.to(device),
         verify_capacity=512,
         req_to_verify_expected_tokens=randint(0, 3, rows, length).int().to(device),
         req_to_verify_expected_tokens_valid_lens=randint(0, 40, bs).to(device),
@@ -715,10 +719,11 @@ def test_random_step_finds_something() -> None:
 def test_current_stream_is_used() -> None:
     side = torch.cuda.Stream()
     arguments = write_arguments("cuda")
-    plan = arguments["plan"]
+    plan, offsets = arguments["plan"], i64([0, 3, 3], "cuda")
+    torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # about 0.1 s: what other streams do meanwhile comes first
-        plan.write_offsets.copy_(i64([0, 3, 3], "cuda"))
+        torch.cuda._sleep(400_000_000)  # about 0.2 s: in another stream, the launch would come before what follows
+        plan.write_offsets.copy_(offsets)
         plan.write_num_valid_reqs.fill_(1)
         plan.write_seed_slot_indices.fill_(-1)
         launch_canary_write_kernel(**arguments)
@@ -779,7 +784,8 @@ def test_in_a_cuda_graph() -> None:
     assert context.violation_write_index.item() == 0
     assert context.kernel_run_counter.item() == 16
     buffer[int(table[1, 3]), 0] ^= 1  # a token damaged
-    prefix[0] = 8
+    prefix[0] = positions[0] = 8
+    locations.copy_(table[1, 8:9].long())
     graph.replay()
     assert context.violation_write_index.item() == 1
     row = context.violation_ring[0].tolist()

@@ -154,7 +154,8 @@ def test_against_float64(d_qk: int, sink: bool) -> None:
     if sink:
         want *= torch.sigmoid(want_lse - a["attn_sink"])[..., None]
     empty = ~valid.any(-1)
-    assert (out.double() - want).norm() / want.norm() < 0.0185
+    # P in e4m3 over some 200 rows; the fewer rows, the less of its rounding averages out.
+    assert (out.double() - want).norm() / want.norm() < 0.03
     torch.testing.assert_close(max_logits[~empty].double(), logits.amax(-1)[~empty], atol=1e-2, rtol=3e-3)
     torch.testing.assert_close(lse[~empty].double(), want_lse[~empty], atol=1e-2, rtol=3e-3)
     assert (lse[empty] == torch.inf).all()
@@ -186,10 +187,11 @@ def test_in_a_cuda_graph_and_on_a_side_stream() -> None:
     for name, t in zip(("out", "max_logits", "lse"), want, strict=True):
         assert torch.equal(a[name], t)
     side = torch.cuda.Stream()
+    swapped = a["q"].view(torch.uint8).flip(0)
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)
-        a["q"].copy_(a["q"].roll(1, 0))
+        torch.cuda._sleep(400_000_000)  # about 0.2 s: in another stream, the launch would see the old queries
+        a["q"].view(torch.uint8).copy_(swapped)
         sparse_mla_q8kv8_prefill_fwd(**a)
     assert not side.query(), "the launch waited for the stream"
     side.synchronize()
