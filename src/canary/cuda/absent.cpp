@@ -1,4 +1,6 @@
 // Answers for the CUDA backend in a build without it.
+#include "canary/cuda/serinus/memory.h"
+#include "canary/cuda/serinus/params.h"
 #include "canary/cuda/sglang/run.h"
 #include "gpu/device.h"
 
@@ -27,3 +29,34 @@ void write(const WriteParams&, Device device, Stream) {
 }
 
 }  // namespace serinus::canary::sglang::cuda
+
+// The door of canary_cuda.h refuses before any of these is reached.
+namespace serinus::canary::cuda {
+
+void clear(const TensorView&, Stream) {}
+void upload(void*, std::span<const std::byte>, Device, Stream) {}
+void launch_alloc(const PoolParams&, const RingParams&, SlotList, Owner, std::uint32_t, Device,
+                  Stream) {}
+void launch_free(const PoolParams&, const RingParams&, SlotList, Owner, Device, Stream) {}
+void launch_transfer(const PoolParams&, const RingParams&, SlotList, Owner, Owner, Device, Stream) {
+}
+void launch_move(const PoolParams&, const RingParams&, SlotList, SlotList, MovedSlot*, Device,
+                 Stream) {}
+void launch_store(const PoolParams&, const RingParams&, SlotList, Record*, Device, Stream) {}
+void launch_load(const PoolParams&, const RingParams&, const Record*, SlotList, Owner, Device,
+                 Stream) {}
+void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Moment, const Range*,
+                   std::int64_t, Device, Stream) {}
+void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, const std::int64_t*,
+                         Moment, Device, Stream) {}
+void launch_null_digest(const PoolParams&, Device, Stream) {}
+void launch_plan(const PoolParams&, const BatchParams&, std::int64_t, bool, Range*, Device,
+                 Stream) {}
+void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t, std::int64_t*,
+                       std::int64_t*, Device, Stream) {}
+void launch_clear_ring(const RingParams&, Device, Stream) {}
+void launch_next_step(const RingParams&, Device, Stream) {}
+void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
+                  Device, Stream) {}
+
+}  // namespace serinus::canary::cuda

@@ -30,13 +30,6 @@ struct Reader {
   std::int64_t next_border(std::int64_t cell) const noexcept;
 };
 
-/// The chain of the token before, where it can be relied on.
-struct ChainBefore {
-  bool usable = false;
-  std::uint64_t chain = 0;
-  std::int64_t slot = -1;
-};
-
 class SerinusBackend final : public Backend {
  public:
   using Backend::Backend;

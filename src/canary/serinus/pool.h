@@ -11,14 +11,10 @@
 
 #include "canary/serinus/digest.h"
 #include "canary/serinus/hash.h"
+#include "canary/serinus/judge.h"
 #include "canary/zero_array.h"
 
 namespace serinus::canary {
-
-/// a is newer than b, modulo 2^32.
-constexpr bool newer(std::uint32_t a, std::uint32_t b) noexcept {
-  return static_cast<std::int32_t>(a - b) > 0;
-}
 
 /// What the table of source digests keeps of a contribution; 0 = not known.
 constexpr std::uint32_t source_word(std::uint64_t contribution) noexcept {

@@ -18,12 +18,6 @@ constexpr Reason without(Reason set, Reason r) noexcept {
 
 using Before = ChainBefore;
 
-struct Verdict {
-  Reason reasons = Reason::none;
-  bool has_content = true;  ///< false: EMPTY or stale, so nothing else is said about it
-  std::uint64_t expected_chain = 0;
-};
-
 /// The fast path: cells whose record is this reader's, of a life that it may read, with the right
 /// position, token and chain. Everything that it does not vouch for is examined apart.
 struct SoundRun {
@@ -92,41 +86,6 @@ struct SoundRun {
   }
 };
 
-/// What a written slot holds, against what it must hold.
-Verdict judge_content(const Pool& p, std::int64_t slot, std::int64_t position, std::int64_t token,
-                      const Before& before) {
-  const Record& r = p.records[slot];
-  const LedgerEntry& e = p.ledger[slot];
-  Verdict v;
-  const bool sealed = p.sealed(slot);
-  if (!sealed) {
-    if (r.generation != e.generation) {
-      v.reasons |= Reason::foreign_write;
-    } else if (r.position + 1 != e.written) {
-      v.reasons |= Reason::position;
-    }
-  }
-  if (r.position != position) v.reasons |= Reason::position;
-  if (token >= 0 && r.token != token) v.reasons |= Reason::token;
-  if (before.usable) {
-    const auto t = token >= 0 ? static_cast<std::uint32_t>(token) : r.token;
-    v.expected_chain = hash::chain_value(
-        hash::chain_step(before.chain, hash::token_term(t, static_cast<std::uint32_t>(position))));
-    if (v.expected_chain != r.chain) v.reasons |= Reason::chain;
-  }
-  // Nothing else differs, so it is the owner, or a field that no neighbour vouches for.
-  if (!sealed && !any(v.reasons)) {
-    v.reasons |= before.usable ? Reason::foreign_write : Reason::chain;
-  }
-  return v;
-}
-
-std::uint64_t life_of_cell(std::int64_t row, std::int64_t cell) {
-  return hash::mix64(static_cast<std::uint64_t>(row) * 0x9E3779B97F4A7C15u ^
-                     static_cast<std::uint64_t>(cell)) |
-         std::uint64_t{1} << 63;
-}
-
 }  // namespace
 
 /// Slots whose bytes are still to be compared, and who reads them.
@@ -170,28 +129,19 @@ struct SerinusBackend::Walk {
     return at >= 0 && at < valid ? expected.at(row, at) : -1;
   }
 
-  bool is_mine(std::int64_t slot) const noexcept {
-    const LedgerEntry& e = p.ledger[slot];
-    return e.owner == owner || (p.records[slot].owner == owner && p.sealed(slot)) ||
-           p.claims(slot, owner);
+  /// The reader's right to the slot: none = it holds what the reader was given.
+  Verdict right(std::int64_t cell, std::int64_t slot) const {
+    const Reader::Segment* s = reader != nullptr ? reader->covering(cell) : nullptr;
+    return judge_right(p.records[slot], p.ledger[slot], p.sealed(slot),
+                       {.owner = owner,
+                        .claims = p.claims(slot, owner),
+                        .attached = s != nullptr,
+                        .epoch = s != nullptr ? s->epoch : 0});
   }
 
-  /// The reader's right to the slot: none = it holds what the reader was given.
-  Verdict judge_right(std::int64_t cell, std::int64_t slot) const {
-    const LedgerEntry& e = p.ledger[slot];
-    const Reader::Segment* s = reader != nullptr ? reader->covering(cell) : nullptr;
-    const bool contested = p.claims(slot, owner);
-    Verdict v;
-    bool recycled = e.owner == 0;
-    if (!recycled && !contested) {
-      recycled = s != nullptr ? newer(e.generation, s->epoch)
-                              : !is_mine(slot) && e.previous_owner == owner;
-    }
-    if (recycled || e.written == 0) v = {Reason::stale, false, 0};
-    if (contested || (recycled && e.owner != 0 && e.owner != owner)) {
-      v.reasons |= Reason::double_owner;
-    }
-    return v;
+  Verdict content(std::int64_t slot, std::int64_t cell, const Before& before) const {
+    return judge_content(p.records[slot], p.ledger[slot], p.sealed(slot), cell, token(cell),
+                         before);
   }
 
   /// The chain before `cell`, if its predecessor holds what the reader was given.
@@ -201,14 +151,14 @@ struct SerinusBackend::Walk {
     if (at.kind != Kind::slot) return {false, 0, at.slot};
     const Record& r = p.records[at.slot];
     const bool sound =
-        p.sealed(at.slot) && r.position == cell - 1 && judge_right(cell - 1, at.slot).has_content;
+        p.sealed(at.slot) && r.position == cell - 1 && right(cell - 1, at.slot).has_content;
     return {sound, r.chain, at.slot};
   }
 
   bool breaks(std::int64_t cell) const {
     const Place at = place(cell);
     return at.kind == Kind::slot &&
-           any(judge_content(p, at.slot, cell, token(cell), before(cell)).reasons & Reason::chain);
+           any(content(at.slot, cell, before(cell)).reasons & Reason::chain);
   }
 
   /// A cell that holds a stranger's record breaks the chain twice: at itself and after itself. Only
@@ -304,9 +254,9 @@ ChainBefore SerinusBackend::examine(const Walk& walk, int pool, Moment moment, s
     return {};
   }
   const std::int64_t token = walk.token(cell);
-  Verdict v = walk.judge_right(cell, at.slot);
+  Verdict v = walk.right(cell, at.slot);
   if (v.has_content) {
-    const Verdict content = judge_content(p, at.slot, cell, token, before);
+    const Verdict content = walk.content(at.slot, cell, before);
     v.reasons |= content.reasons;
     v.expected_chain = content.expected_chain;
     if (first && any(v.reasons & Reason::chain) && p.sealed(at.slot) &&
@@ -354,7 +304,7 @@ void SerinusBackend::verify_slots(int pool, Moment moment, std::span<const std::
       before.chain = p.records[e.prev].chain;
     }
     const std::int64_t position = std::int64_t{e.written} - 1;
-    const Verdict v = judge_content(p, slot, position, -1, before);
+    const Verdict v = judge_content(p.records[slot], e, p.sealed(slot), position, -1, before);
     Violation violation = describe(pool, slot, moment, v.reasons);
     violation.expected_position = position;
     violation.expected_chain = v.expected_chain;

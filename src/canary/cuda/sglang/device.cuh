@@ -3,29 +3,18 @@
 
 #include <cstdint>
 
+#include "canary/cuda/lanes.cuh"
 #include "canary/sglang/entry.h"
 
 namespace serinus::canary::sglang::cuda {
 
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-inline constexpr int kWarp = 32;
-
-__device__ __forceinline__ int lane_id() {
-  return static_cast<int>(threadIdx.x) % kWarp;
-}
-__device__ __forceinline__ std::int64_t thread_index() {
-  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-__device__ __forceinline__ std::int64_t thread_count() {
-  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-}
-
-__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t x, int lane) {
-  return __shfl_sync(kAllLanes, static_cast<unsigned long long>(x), lane);
-}
-__device__ __forceinline__ std::uint64_t shuffle_up(std::uint64_t x) {
-  return __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(x), 1);
-}
+using canary::cuda::kAllLanes;
+using canary::cuda::kWarp;
+using canary::cuda::lane_id;
+using canary::cuda::shuffle;
+using canary::cuda::shuffle_up;
+using canary::cuda::thread_count;
+using canary::cuda::thread_index;
 
 /// Wraps, as the format's counters do.
 __device__ __forceinline__ void add(std::int64_t* counter, std::int64_t n) {

@@ -1,0 +1,28 @@
+// Threads, lanes and shuffles, as the canary's kernels name them.
+#pragma once
+
+#include <cstdint>
+
+namespace serinus::canary::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+inline constexpr int kWarp = 32;
+
+__device__ __forceinline__ int lane_id() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+__device__ __forceinline__ std::int64_t thread_index() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t thread_count() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t x, int lane) {
+  return __shfl_sync(kAllLanes, static_cast<unsigned long long>(x), lane);
+}
+__device__ __forceinline__ std::uint64_t shuffle_up(std::uint64_t x) {
+  return __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(x), 1);
+}
+
+}  // namespace serinus::canary::cuda

@@ -1,0 +1,286 @@
+// The life of a slot, announced in stream order: a thread a slot of the list.
+#include <cstdint>
+
+#include "canary/cuda/grid.h"
+#include "canary/cuda/serinus/ring.cuh"
+#include "gpu/launch.h"
+
+namespace serinus::canary::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+/// Slots that can be handed out: of the pool, and not the null slot.
+__device__ bool can_be_held(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                            Owner request) {
+  if (has(p, slot) && slot != 0) return true;
+  report_out_of_range(ring, p, slot, Moment::head, request, -1, -1);
+  return false;
+}
+
+__device__ bool is_sealed(const PoolParams& p, std::int64_t slot, const Record& r) {
+  return p.seals[slot] == hash::seal(r);
+}
+
+__device__ void put(const PoolParams& p, std::int64_t slot, const Record& r) {
+  store_record(p, slot, r);
+  p.seals[slot] = hash::seal(r);
+}
+
+__device__ void report_at(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                          Reason reason, Owner request) {
+  Fault f = describe(load_record(p, slot), p.ledger[slot], slot, Moment::head, reason);
+  f.request = request;
+  report(ring, p, f);
+}
+
+__global__ void alloc_kernel(const __grid_constant__ PoolParams p,
+                             const __grid_constant__ RingParams ring, SlotList list, Owner owner,
+                             std::uint32_t epoch) {
+  for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i];
+    if (!can_be_held(p, ring, slot, owner)) continue;
+    LedgerEntry& e = p.ledger[slot];
+    const LedgerEntry old = e;
+    // A list that names a slot twice hands it out twice.
+    const Owner holder = atomicExch(&e.owner, owner);
+    const bool held = holder != 0;
+    const Record r = load_record(p, slot);
+    if (!held && !is_blank(r)) {
+      Fault f = describe(r, old, slot, Moment::head, Reason::foreign_write);
+      f.request = r.owner;
+      report(ring, p, f, old.generation);
+    }
+    e.generation = epoch;
+    e.prev = -1;
+    e.written = 0;
+    e.previous_owner = held ? holder : old.previous_owner;
+    if (!held) store_record(p, slot, {});
+    p.seals[slot] = 0;
+    set_bit(p.live, slot, true);
+    if (!held) continue;
+    set_bit(p.contested, slot, true);
+    LedgerEntry now = e;
+    now.owner = owner;
+    Fault f = describe(r, now, slot, Moment::head, Reason::double_owner);
+    f.request = owner;
+    f.expected_owner = holder;
+    f.stored_owner = owner;
+    report(ring, p, f, epoch);
+  }
+}
+
+__global__ void free_kernel(const __grid_constant__ PoolParams p,
+                            const __grid_constant__ RingParams ring, SlotList list, Owner owner) {
+  for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i];
+    if (!can_be_held(p, ring, slot, owner)) continue;
+    LedgerEntry& e = p.ledger[slot];
+    const LedgerEntry old = e;
+    const Owner holder = atomicExch(&e.owner, 0u);
+    const Record r = load_record(p, slot);
+    if (holder == 0 || (owner != 0 && holder != owner)) {
+      LedgerEntry seen = old;
+      seen.owner = holder;
+      Fault f = describe(r, seen, slot, Moment::head, Reason::double_owner);
+      f.request = owner;
+      report(ring, p, f, old.generation);
+    }
+    if (holder == 0) continue;
+    // Readers of a slot that the cache got from its writer remember the writer.
+    e.previous_owner = old.written != 0 && is_sealed(p, slot, r) ? r.owner : holder;
+    e.written = 0;
+    store_record(p, slot, {});
+    p.seals[slot] = 0;
+    set_bit(p.live, slot, false);
+    set_bit(p.contested, slot, false);
+  }
+}
+
+__global__ void transfer_kernel(const __grid_constant__ PoolParams p,
+                                const __grid_constant__ RingParams ring, SlotList list, Owner from,
+                                Owner to) {
+  for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i];
+    if (!can_be_held(p, ring, slot, from)) continue;
+    LedgerEntry& e = p.ledger[slot];
+    if (e.owner != from) {
+      Fault f = describe(load_record(p, slot), e, slot, Moment::head, Reason::double_owner);
+      f.request = from;
+      f.expected_owner = from;
+      f.stored_owner = e.owner;
+      report(ring, p, f);
+    }
+    if (e.owner != 0) e.owner = to;
+  }
+}
+
+/// First half of a move: everything is read before anything is written.
+__global__ void take_kernel(const __grid_constant__ PoolParams p,
+                            const __grid_constant__ RingParams ring, SlotList from, SlotList to,
+                            MovedSlot* moved) {
+  for (std::int64_t i = thread_index(); i < from.count; i += thread_count()) {
+    const std::int64_t slot = from.slots[i];
+    MovedSlot m;
+    const bool here = can_be_held(p, ring, slot, 0);
+    const bool there = can_be_held(p, ring, to.slots[i], 0);
+    if (here && there) {
+      m.record = load_record(p, slot);
+      m.ledger = p.ledger[slot];
+      m.sealed = m.ledger.written != 0 && is_sealed(p, slot, m.record) ? 1 : 0;
+      m.valid = 1;
+    }
+    moved[i] = m;
+  }
+}
+
+__global__ void put_kernel(const __grid_constant__ PoolParams p,
+                           const __grid_constant__ RingParams ring, SlotList from, SlotList to,
+                           const MovedSlot* moved) {
+  for (std::int64_t i = thread_index(); i < from.count; i += thread_count()) {
+    MovedSlot m = moved[i];
+    if (m.valid == 0) continue;
+    const std::int64_t slot = to.slots[i];
+    LedgerEntry& e = p.ledger[slot];
+    if (e.owner == 0) {
+      store_record(p, slot, m.record);  // as the copy did; the next owner's alloc reports it, too
+      report_at(p, ring, slot, Reason::foreign_write, m.ledger.owner);
+      continue;
+    }
+    e.written = m.ledger.written;
+    e.prev = m.ledger.prev;
+    for (std::int64_t k = 0; m.ledger.prev > 0 && k < from.count; ++k) {
+      if (from.slots[k] == m.ledger.prev && moved[k].valid != 0) {
+        e.prev = static_cast<std::int32_t>(to.slots[k]);
+      }
+    }
+    if (m.sealed != 0) {
+      m.record.owner = e.owner;
+      m.record.generation = e.generation;
+      put(p, slot, m.record);
+    } else {
+      // EMPTY stays EMPTY; a record that was not the owner's stays somebody else's.
+      const bool written = m.ledger.written != 0;
+      store_record(p, slot, written ? m.record : Record{});
+      p.seals[slot] = written ? ~hash::seal(m.record) | 1u : 0;
+    }
+  }
+}
+
+__global__ void store_kernel(const __grid_constant__ PoolParams p,
+                             const __grid_constant__ RingParams ring, SlotList list, Record* to) {
+  for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i];
+    Record r;
+    if (!has(p, slot)) {
+      report_out_of_range(ring, p, slot, Moment::head, 0, -1, -1);
+    } else if (p.ledger[slot].written != 0) {
+      r = load_record(p, slot);
+      // Damage that is copied is reported where it leaves, too.
+      if (!is_sealed(p, slot, r)) {
+        const LedgerEntry e = p.ledger[slot];
+        const std::int64_t position = std::int64_t{e.written} - 1;
+        const Verdict v = judge_content(r, e, false, position, -1, {});
+        Fault f = describe(r, e, slot, Moment::head, v.reasons);
+        f.expected_position = position;
+        f.prev_slot = e.prev;
+        report(ring, p, f);
+      }
+    }
+    to[i] = r;
+  }
+}
+
+/// Whether record i of a load goes to a slot that `owner` holds.
+__device__ bool is_taken(const PoolParams& p, const SlotList& list, std::int64_t i, Owner owner) {
+  const std::int64_t slot = list.slots[i];
+  if (!has(p, slot) || slot == 0) return false;
+  const LedgerEntry e = p.ledger[slot];
+  return (e.owner == owner && owner != 0) || claims(p, e, slot, owner);
+}
+
+__global__ void load_kernel(const __grid_constant__ PoolParams p,
+                            const __grid_constant__ RingParams ring, const Record* from,
+                            SlotList list, Owner owner) {
+  for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i];
+    if (!can_be_held(p, ring, slot, owner)) continue;
+    LedgerEntry& e = p.ledger[slot];
+    Record r = from[i];
+    if (!is_taken(p, list, i, owner)) {
+      // The bytes lie there all the same, and their record with them, of no life of this slot.
+      r.owner = owner;
+      r.generation = 0;
+      store_record(p, slot, r);
+      report_at(p, ring, slot, Reason::foreign_write, owner);
+      continue;
+    }
+    if (is_blank(r)) {
+      e.written = 0;
+      store_record(p, slot, {});
+      p.seals[slot] = 0;
+      continue;
+    }
+    r.owner = owner;
+    r.generation = e.generation;
+    put(p, slot, r);
+    e.written = r.position + 1;
+    e.prev = -1;
+    if (r.position != 0) {
+      const bool follows = i > 0 && is_taken(p, list, i - 1, owner) && !is_blank(from[i - 1]) &&
+                           from[i - 1].position + 1 == r.position;
+      e.prev = follows ? static_cast<std::int32_t>(list.slots[i - 1]) : -2;
+    }
+  }
+}
+
+}  // namespace
+
+void launch_alloc(const PoolParams& p, const RingParams& ring, SlotList list, Owner owner,
+                  std::uint32_t epoch, Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary on_alloc", alloc_kernel,
+              {grid_for(device, list.count, kThreads, 8), kThreads}, stream, p, ring, list, owner,
+              epoch);
+}
+
+void launch_free(const PoolParams& p, const RingParams& ring, SlotList list, Owner owner,
+                 Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary on_free", free_kernel, {grid_for(device, list.count, kThreads, 8), kThreads},
+              stream, p, ring, list, owner);
+}
+
+void launch_transfer(const PoolParams& p, const RingParams& ring, SlotList list, Owner from,
+                     Owner to, Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary on_transfer", transfer_kernel,
+              {grid_for(device, list.count, kThreads, 8), kThreads}, stream, p, ring, list, from,
+              to);
+}
+
+void launch_move(const PoolParams& p, const RingParams& ring, SlotList from, SlotList to,
+                 MovedSlot* moved, Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  const unsigned grid = grid_for(device, from.count, kThreads, 8);
+  gpu::launch("canary on_move", take_kernel, {grid, kThreads}, stream, p, ring, from, to, moved);
+  const MovedSlot* const taken = moved;
+  gpu::launch("canary on_move", put_kernel, {grid, kThreads}, stream, p, ring, from, to, taken);
+}
+
+void launch_store(const PoolParams& p, const RingParams& ring, SlotList list, Record* to,
+                  Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary on_store", store_kernel,
+              {grid_for(device, list.count, kThreads, 8), kThreads}, stream, p, ring, list, to);
+}
+
+void launch_load(const PoolParams& p, const RingParams& ring, const Record* from, SlotList list,
+                 Owner owner, Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary on_load", load_kernel, {grid_for(device, list.count, kThreads, 8), kThreads},
+              stream, p, ring, from, list, owner);
+}
+
+}  // namespace serinus::canary::cuda

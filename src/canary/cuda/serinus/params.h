@@ -1,0 +1,194 @@
+// The calls of canary_cuda.h as kernels see them: checked, plain, no TensorView left. pool.cpp
+// makes them.
+#pragma once
+
+#include <cstdint>
+
+#include <serinus/canary_cuda.h>
+
+#include "canary/serinus/hash.h"
+#include "canary/serinus/judge.h"
+
+namespace serinus::canary::cuda {
+
+/// A source with its keys worked out; a row of the table in the pool's state.
+struct SourceEntry {
+  const std::uint8_t* base = nullptr;  ///< of token 0 of page 0
+  std::int64_t page_stride = 0, token_stride = 0, bytes = 0;
+  std::uint64_t length_term = 0;
+  std::int32_t first_block = 0;  ///< in the table of block keys
+  std::int32_t alignment = 1;    ///< of every slot's first byte: 16, 8, 4 or 1
+};
+
+/// Where the rolling verification of a request row stands.
+struct RowCursor {
+  Owner owner = 0;  ///< whose it is: another request starts over
+  std::int32_t unused = 0;
+  std::int64_t cell = 0;
+};
+
+struct PoolParams {
+  Record* records = nullptr;
+  LedgerEntry* ledger = nullptr;
+  std::uint32_t* seals = nullptr;      ///< of the record last stamped; 0 = EMPTY or free
+  std::uint32_t* live = nullptr;       ///< a bit a slot
+  std::uint32_t* contested = nullptr;  ///< a bit a slot: handed out while somebody held it
+  RowCursor* cursors = nullptr;
+  std::int64_t* sweep_cursor = nullptr;
+  std::uint64_t* null_digest = nullptr;
+  const SourceEntry* sources = nullptr;
+  const hash::BlockKeys* block_keys = nullptr;
+  std::int64_t num_slots = 0, num_rows = 0, slot_bytes = 0;
+  std::uint32_t page_size = 1;
+  std::int32_t num_sources = 0;
+  std::int32_t number = 0;
+  Depth depth = Depth::all;
+  bool clean_null = true;
+  bool swa = false;
+  std::int64_t window = 0;  ///< 0: the whole prefix
+  std::int32_t token_offset = 0;
+  const std::int64_t* full_to_swa = nullptr;
+  std::int64_t full_to_swa_size = 0;
+};
+
+/// One fault. Rows lie where their key hashes to, so that a second sighting finds the first.
+struct RingRow {
+  std::uint64_t key = 0;       ///< 0 = free
+  std::uint64_t sequence = 0;  ///< 1, 2, ... in the order of the first sightings; 0 = no room
+  std::uint64_t count = 0;
+  std::uint32_t reasons = 0, moment = 0;
+  std::int64_t slot = 0, row = 0, prev_slot = 0;
+  std::int64_t expected_position = 0, stored_position = 0;
+  std::int64_t expected_token = 0, stored_token = 0;
+  std::uint64_t expected_chain = 0, stored_chain = 0;
+  std::uint64_t expected_digest = 0, stored_digest = 0;
+  std::uint32_t expected_owner = 0, stored_owner = 0;
+  std::uint32_t expected_generation = 0, stored_generation = 0;
+  std::uint32_t request = 0, pool = 0;
+  std::uint64_t first_step = 0, last_step = 0;
+};
+static_assert(sizeof(RingRow) == 160);
+
+struct RingHeader {
+  RingCounts counts;
+  std::uint64_t next = 0;  ///< sequence numbers given, those without room among them
+};
+
+struct RingParams {
+  RingHeader* header = nullptr;
+  RingRow* rows = nullptr;
+  std::uint64_t mask = 0;  ///< rows - 1: a power of two, twice the capacity or more
+  std::uint64_t capacity = 0;
+};
+
+/// An int32 table [rows, width], rows `stride` elements apart.
+struct TableParams {
+  const std::int32_t* cells = nullptr;
+  std::int64_t rows = 0, width = 0, stride = 0;
+};
+
+struct BatchParams {
+  const std::int64_t* rows = nullptr;
+  const std::int64_t* prefix_lens = nullptr;
+  const std::int64_t* extend_lens = nullptr;
+  const std::uint32_t* owners = nullptr;
+  std::int64_t num_requests = 0;
+  TableParams table;
+  const std::int64_t* tokens = nullptr;
+  const std::int64_t* positions = nullptr;
+  const std::int64_t* locations = nullptr;
+  std::int64_t num_tokens = 0;
+  TableParams expected;  ///< cells null: none
+  const std::int64_t* valid_lens = nullptr;
+  const std::int64_t* attached_offsets = nullptr;
+  const std::int64_t* attached = nullptr;
+  std::int64_t num_attached = 0;
+  const std::int64_t* due = nullptr;
+};
+
+/// Cells of a request that a check walks.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+};
+/// What is due, and the rolling part before and after its end.
+inline constexpr int kRangesARequest = 3;
+
+/// A token between the two kernels of stamp().
+struct StampedToken {
+  std::uint64_t addend = 0;   ///< h' = h * multiplier + addend mod 2^61 - 1
+  std::int64_t cell = 0;      ///< of the request's row
+  std::int32_t prev = -2;     ///< slot of the token before
+  std::int32_t request = -1;  ///< -1: padding
+  std::int32_t slot = -1;     ///< > 0: to be stamped
+  std::int32_t starts = 0;    ///< 1: the multiplier is 0, else R
+};
+static_assert(sizeof(StampedToken) == 32);
+
+/// An affine map mod 2^61 - 1: what a run of tokens does to the chain before it.
+struct ChainMap {
+  std::uint64_t multiplier = 1, addend = 0;
+};
+/// `first`, then `second`.
+SERINUS_HOST_DEVICE inline ChainMap then(const ChainMap& first, const ChainMap& second) noexcept {
+  return {
+      hash::multiply(first.multiplier, second.multiplier),
+      hash::canonical(static_cast<hash::u128>(first.addend) * second.multiplier + second.addend)};
+}
+
+inline constexpr std::int64_t kStampTile = 256;  ///< tokens that are composed to one map
+
+struct MovedSlot {
+  Record record;
+  LedgerEntry ledger;
+  std::uint32_t sealed = 0;
+  std::uint32_t valid = 0;
+};
+
+/// What lies where in the workspace; sizes by the same numbers.
+struct Workspace {
+  Range* ranges = nullptr;         ///< [requests * kRangesARequest]
+  StampedToken* tokens = nullptr;  ///< [tokens]
+  ChainMap* maps = nullptr;        ///< [tiles of tokens]
+  std::int64_t* slots = nullptr;   ///< [slots]: of a sweep
+  std::int64_t* num_slots = nullptr;
+};
+
+// ---------------------------------------------------------------- launches, by kernel family
+
+// ledger.cu
+struct SlotList {
+  const std::int64_t* slots = nullptr;
+  std::int64_t count = 0;
+};
+void launch_alloc(const PoolParams&, const RingParams&, SlotList, Owner, std::uint32_t epoch,
+                  Device, Stream);
+void launch_free(const PoolParams&, const RingParams&, SlotList, Owner, Device, Stream);
+void launch_transfer(const PoolParams&, const RingParams&, SlotList, Owner from, Owner to, Device,
+                     Stream);
+void launch_move(const PoolParams&, const RingParams&, SlotList from, SlotList to, MovedSlot*,
+                 Device, Stream);
+void launch_store(const PoolParams&, const RingParams&, SlotList, Record* to, Device, Stream);
+void launch_load(const PoolParams&, const RingParams&, const Record* from, SlotList, Owner, Device,
+                 Stream);
+
+// verify.cu
+void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Moment,
+                   const Range* ranges, std::int64_t most_cells, Device, Stream);
+/// `count`, if not null, is read on the device and at most list.count.
+void launch_verify_slots(const PoolParams&, const RingParams&, SlotList list,
+                         const std::int64_t* count, Moment, Device, Stream);
+void launch_null_digest(const PoolParams&, Device, Stream);
+
+// plan.cu
+void launch_plan(const PoolParams&, const BatchParams&, std::int64_t records, bool roll,
+                 Range* ranges, Device, Stream);
+void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t most, std::int64_t* slots,
+                       std::int64_t* count, Device, Stream);
+void launch_clear_ring(const RingParams&, Device, Stream);
+void launch_next_step(const RingParams&, Device, Stream);
+
+// stamp.cu
+void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
+                  Device, Stream);
+
+}  // namespace serinus::canary::cuda

@@ -1,0 +1,483 @@
+// The door of canary_cuda.h: tensors are checked once and become plain parameters. No CUDA here, so
+// that a build without it has the same door.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include <serinus/canary_cuda.h>
+
+#include "base/checks.h"
+#include "base/raise.h"
+#include "canary/cuda/serinus/memory.h"
+#include "canary/cuda/serinus/params.h"
+#include "canary/serinus/digest.h"
+#include "gpu/device.h"
+
+namespace serinus::canary::cuda {
+
+namespace {
+
+constexpr std::int64_t kAlign = 16;
+
+/// Lays arrays one after another, each aligned.
+class Layout {
+ public:
+  explicit Layout(std::uint8_t* at = nullptr) : at_(at) {}
+  template <class T>
+  T* take(std::int64_t n) {
+    std::uint8_t* const here = at_ != nullptr ? at_ + bytes_ : nullptr;
+    bytes_ += (n * static_cast<std::int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
+    return reinterpret_cast<T*>(here);
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::uint8_t* at_;
+  std::int64_t bytes_ = 0;
+};
+
+struct PoolState {
+  std::uint32_t* seals;
+  std::uint32_t* live;
+  std::uint32_t* contested;
+  RowCursor* cursors;
+  std::int64_t* sweep_cursor;
+  std::uint64_t* null_digest;
+  SourceEntry* sources;
+  hash::BlockKeys* block_keys;
+};
+
+PoolState place(Layout& l, const DevicePool& p) {
+  const std::int64_t words = (p.num_slots + 31) / 32;
+  return {l.take<std::uint32_t>(p.num_slots),
+          l.take<std::uint32_t>(words),
+          l.take<std::uint32_t>(words),
+          l.take<RowCursor>(p.num_rows),
+          l.take<std::int64_t>(1),
+          l.take<std::uint64_t>(1),
+          l.take<SourceEntry>(p.num_sources),
+          l.take<hash::BlockKeys>(p.num_blocks)};
+}
+
+void check_tensor(std::string_view name, const TensorView& t, DType dtype, Device device) {
+  check_dtype(name, t, dtype);
+  check_device(name, t, device);
+  check_contiguous(name, t);
+  check_data(name, t);
+  check_aligned(name, t, size_of(dtype));
+}
+
+/// Bytes that a function said it needs.
+void check_memory(std::string_view name, const TensorView& t, std::size_t bytes, Device device) {
+  check_tensor(name, t, DType::u8, device);
+  check_aligned(name, t, kAlign);
+  if (t.numel() < static_cast<std::int64_t>(bytes)) {
+    raise(errors::Page::canary_memory_too_small, {{"name", std::string(name)},
+                                                  {"want", std::to_string(bytes)},
+                                                  {"got", std::to_string(t.numel())}});
+  }
+}
+
+void check_vector(std::string_view name, const TensorView& t, DType dtype, std::int64_t n,
+                  Device device) {
+  Shapes().expect(name, t, {n});
+  check_tensor(name, t, dtype, device);
+}
+
+Device device_of(const DevicePool& pool) {
+  return pool.records.device;
+}
+
+PoolParams params(const DevicePool& p, const char* call) {
+  const Device device = device_of(p);
+  gpu::require_hopper(call, device);
+  Shapes().expect("records", p.records, {p.num_slots, std::int64_t{sizeof(Record)}});
+  check_tensor("records", p.records, DType::u8, device);
+  check_aligned("records", p.records, kAlign);
+  Shapes().expect("ledger", p.ledger,
+                  {p.num_slots, std::int64_t{sizeof(LedgerEntry) / sizeof(std::int32_t)}});
+  check_tensor("ledger", p.ledger, DType::i32, device);
+  check_memory("state", p.state, pool_state_bytes(p), device);
+  Layout layout(p.state.as<std::uint8_t>());
+  const PoolState s = place(layout, p);
+  PoolParams out;
+  out.records = p.records.as<Record>();
+  out.ledger = p.ledger.as<LedgerEntry>();
+  out.seals = s.seals;
+  out.live = s.live;
+  out.contested = s.contested;
+  out.cursors = s.cursors;
+  out.sweep_cursor = s.sweep_cursor;
+  out.null_digest = s.null_digest;
+  out.sources = s.sources;
+  out.block_keys = s.block_keys;
+  out.num_slots = p.num_slots;
+  out.num_rows = p.num_rows;
+  out.slot_bytes = p.slot_bytes;
+  out.page_size = static_cast<std::uint32_t>(p.page_size);
+  out.num_sources = static_cast<std::int32_t>(p.num_sources);
+  out.number = p.number;
+  out.depth = p.depth;
+  out.clean_null = p.null_slot == NullSlot::clean;
+  out.swa = p.kind == PoolKind::swa;
+  out.window = out.swa ? p.window : 0;
+  out.token_offset = p.token_offset;
+  if (p.full_to_swa.numel() > 0 && p.full_to_swa.data != nullptr) {
+    check_rank("full_to_swa", p.full_to_swa, 1, "(n)");
+    check_tensor("full_to_swa", p.full_to_swa, DType::i64, device);
+    out.full_to_swa = p.full_to_swa.as<const std::int64_t>();
+    out.full_to_swa_size = p.full_to_swa.shape[0];
+  }
+  return out;
+}
+
+std::int64_t ring_rows(std::int64_t capacity) {
+  std::int64_t rows = 64;
+  while (rows < 2 * capacity && rows < (std::int64_t{1} << 30)) rows *= 2;
+  return rows;
+}
+
+RingParams params(const DeviceRing& ring, Device device) {
+  check_memory("ring", ring.memory, ring_bytes(ring.capacity), device);
+  Layout layout(ring.memory.as<std::uint8_t>());
+  RingParams out;
+  out.header = layout.take<RingHeader>(1);
+  out.rows = layout.take<RingRow>(ring_rows(ring.capacity));
+  out.mask = static_cast<std::uint64_t>(ring_rows(ring.capacity) - 1);
+  out.capacity = static_cast<std::uint64_t>(std::max<std::int64_t>(0, ring.capacity));
+  return out;
+}
+
+SlotList list_of(std::string_view name, const TensorView& slots, Device device) {
+  check_rank(name, slots, 1, "(n)");
+  check_tensor(name, slots, DType::i64, device);
+  return {slots.as<const std::int64_t>(), slots.shape[0]};
+}
+
+TableParams table_of(std::string_view name, const TensorView& t, Device device) {
+  check_rank(name, t, 2, "(rows, columns)");
+  check_dtype(name, t, DType::i32);
+  check_device(name, t, device);
+  check_last_dim_contiguous(name, t);
+  check_data(name, t);
+  check_aligned(name, t, size_of(DType::i32));
+  return {t.as<const std::int32_t>(), t.shape[0], t.shape[1], t.strides[0]};
+}
+
+BatchParams params(const DeviceBatch& b, Device device) {
+  BatchParams out;
+  check_rank("rows", b.rows, 1, "(bs)");
+  out.num_requests = b.rows.shape[0];
+  const std::int64_t bs = out.num_requests;
+  const auto words = [&](const char* name, const TensorView& t, std::int64_t n) {
+    check_vector(name, t, DType::i64, n, device);
+    return t.as<const std::int64_t>();
+  };
+  out.rows = words("rows", b.rows, bs);
+  out.prefix_lens = words("prefix_lens", b.prefix_lens, bs);
+  out.extend_lens = words("extend_lens", b.extend_lens, bs);
+  check_vector("owners", b.owners, b.owners.dtype == DType::i32 ? DType::i32 : DType::u32, bs,
+               device);
+  out.owners = b.owners.as<const std::uint32_t>();
+  out.table = table_of("req_to_token", b.req_to_token, device);
+  check_rank("input_ids", b.input_ids, 1, "(tokens)");
+  out.num_tokens = b.input_ids.shape[0];
+  out.tokens = words("input_ids", b.input_ids, out.num_tokens);
+  out.positions = words("positions", b.positions, out.num_tokens);
+  out.locations = words("out_cache_loc", b.out_cache_loc, out.num_tokens);
+  if (b.expected_tokens) out.expected = table_of("expected_tokens", *b.expected_tokens, device);
+  if (b.valid_lens) out.valid_lens = words("valid_lens", *b.valid_lens, bs);
+  if (b.attached_offsets && b.attached) {
+    out.attached_offsets = words("attached_offsets", *b.attached_offsets, bs + 1);
+    check_rank("attached", *b.attached, 2, "(n, 3)");
+    out.num_attached = b.attached->shape[0];
+    Shapes().expect("attached", *b.attached, {out.num_attached, 3});
+    check_tensor("attached", *b.attached, DType::i64, device);
+    out.attached = b.attached->as<const std::int64_t>();
+  }
+  if (b.due) {
+    Shapes().expect("due", *b.due, {bs, 2});
+    check_tensor("due", *b.due, DType::i64, device);
+    out.due = b.due->as<const std::int64_t>();
+  }
+  return out;
+}
+
+Workspace place_workspace(Layout& l, std::int64_t requests, std::int64_t tokens,
+                          std::int64_t slots) {
+  return {l.take<Range>(requests * kRangesARequest), l.take<StampedToken>(tokens),
+          l.take<ChainMap>((tokens + kStampTile - 1) / kStampTile), l.take<std::int64_t>(slots),
+          l.take<std::int64_t>(1)};
+}
+
+Workspace params(const TensorView& t, std::int64_t requests, std::int64_t tokens,
+                 std::int64_t slots, Device device) {
+  check_memory("workspace", t, workspace_bytes(requests, tokens, slots), device);
+  Layout layout(t.as<std::uint8_t>());
+  return place_workspace(layout, requests, tokens, slots);
+}
+
+int alignment_of(const Source& s) {
+  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(s.base + s.offset) |
+                             static_cast<std::uint64_t>(s.page_stride) |
+                             static_cast<std::uint64_t>(s.token_stride);
+  return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 1;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- memory
+
+DevicePool describe_pool(const PoolSpec& spec, Depth depth, int number, std::int64_t num_rows) {
+  const auto require = [&](bool ok, const std::string& problem) {
+    if (!ok) raise(errors::Page::canary_pool, {{"name", spec.name}, {"got", problem}});
+  };
+  require(spec.num_slots >= 1 && spec.num_slots <= std::numeric_limits<std::int32_t>::max(),
+          "num_slots " + std::to_string(spec.num_slots) + " is not in [1, 2^31)");
+  require(spec.layout.page_size >= 1 && spec.layout.page_size <= 65536,
+          "page_size " + std::to_string(spec.layout.page_size) + " is not in [1, 65536]");
+  require(num_rows >= 0, "num_rows " + std::to_string(num_rows) + " is negative");
+  DevicePool p;
+  p.number = number;
+  p.num_slots = spec.num_slots;
+  p.page_size = spec.layout.page_size;
+  p.num_rows = num_rows;
+  p.depth = depth;
+  p.kind = spec.kind;
+  p.null_slot = spec.null_slot;
+  p.window = spec.window;
+  p.token_offset = spec.token_offset;
+  if (depth == Depth::none) return p;
+  const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
+  for (const Source& s : sources) {
+    // Slots at the ends of the first and the last page reach furthest.
+    for (const std::int64_t slot :
+         {std::int64_t{0}, std::min(spec.num_slots, p.page_size) - 1, spec.num_slots - 1,
+          std::max<std::int64_t>(0, (spec.num_slots - 1) / p.page_size * p.page_size - 1)}) {
+      require(holds(s, p.page_size, slot),
+              "slot " + std::to_string(slot) + " does not lie within its buffers");
+    }
+    p.num_blocks += (s.bytes + hash::kBlock - 1) / hash::kBlock;
+  }
+  p.num_sources = static_cast<std::int64_t>(sources.size());
+  p.slot_bytes = digested_bytes(sources, depth);
+  return p;
+}
+
+std::size_t pool_state_bytes(const DevicePool& pool) {
+  Layout layout;
+  place(layout, pool);
+  return static_cast<std::size_t>(layout.bytes());
+}
+
+void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
+  const PoolParams p = params(pool, "canary init_pool");
+  const Device device = device_of(pool);
+  std::vector<SourceEntry> entries;
+  std::vector<hash::BlockKeys> keys;
+  if (pool.depth != Depth::none) {
+    const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
+    const std::vector<PreparedSource> prepared = prepare(sources);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const PreparedSource& s = prepared[i];
+      entries.push_back({.base = s.base,
+                         .page_stride = s.page_stride,
+                         .token_stride = s.token_stride,
+                         .bytes = s.bytes,
+                         .length_term = s.length_term,
+                         .first_block = static_cast<std::int32_t>(keys.size()),
+                         .alignment = alignment_of(sources[i])});
+      keys.insert(keys.end(), s.keys.begin(), s.keys.end());
+    }
+  }
+  clear(pool.records, stream);
+  clear(pool.ledger, stream);
+  clear(pool.state, stream);
+  upload(const_cast<SourceEntry*>(p.sources), std::as_bytes(std::span(entries)), device, stream);
+  upload(const_cast<hash::BlockKeys*>(p.block_keys), std::as_bytes(std::span(keys)), device,
+         stream);
+  launch_null_digest(p, device, stream);
+}
+
+std::size_t ring_bytes(std::int64_t capacity) {
+  Layout layout;
+  layout.take<RingHeader>(1);
+  layout.take<RingRow>(ring_rows(capacity));
+  return static_cast<std::size_t>(layout.bytes());
+}
+
+void clear_ring(const DeviceRing& ring, Stream stream) {
+  const Device device = ring.memory.device;
+  gpu::require_hopper("canary clear_ring", device);
+  launch_clear_ring(params(ring, device), device, stream);
+}
+
+void next_step(const DeviceRing& ring, Stream stream) {
+  const Device device = ring.memory.device;
+  gpu::require_hopper("canary next_step", device);
+  launch_next_step(params(ring, device), device, stream);
+}
+
+RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
+  if (copy.size() < ring_bytes(capacity)) {
+    raise(errors::Page::canary_memory_too_small, {{"name", "ring"},
+                                                  {"want", std::to_string(ring_bytes(capacity))},
+                                                  {"got", std::to_string(copy.size())}});
+  }
+  RingHeader header;
+  std::memcpy(&header, copy.data(), sizeof header);
+  std::vector<RingRow> rows(static_cast<std::size_t>(ring_rows(capacity)));
+  Layout layout;
+  layout.take<RingHeader>(1);
+  std::memcpy(rows.data(), copy.data() + layout.bytes(), rows.size() * sizeof(RingRow));
+  std::erase_if(rows, [](const RingRow& r) { return r.sequence == 0; });
+  std::ranges::sort(rows, {}, &RingRow::sequence);
+  RingContent content{header.counts, {}};
+  for (const RingRow& r : rows) {
+    Violation v;
+    v.reasons = static_cast<Reason>(r.reasons);
+    v.moment = static_cast<Moment>(r.moment);
+    v.pool = static_cast<int>(r.pool);
+    v.slot = r.slot;
+    v.expected_position = r.expected_position;
+    v.stored_position = r.stored_position;
+    v.expected_token = r.expected_token;
+    v.stored_token = r.stored_token;
+    v.expected_chain = r.expected_chain;
+    v.stored_chain = r.stored_chain;
+    v.expected_digest = r.expected_digest;
+    v.stored_digest = r.stored_digest;
+    v.expected_owner = r.expected_owner;
+    v.stored_owner = r.stored_owner;
+    v.expected_generation = r.expected_generation;
+    v.stored_generation = r.stored_generation;
+    v.request = r.request;
+    v.row = r.row;
+    v.prev_slot = r.prev_slot;
+    v.first_step = r.first_step;
+    v.last_step = r.last_step;
+    v.count = r.count;
+    content.violations.push_back(std::move(v));
+  }
+  return content;
+}
+
+// ---------------------------------------------------------------- the life of a slot
+
+void on_alloc(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots, Owner owner,
+              std::uint32_t epoch, Stream stream) {
+  const PoolParams p = params(pool, "canary on_alloc");
+  const Device device = device_of(pool);
+  launch_alloc(p, params(ring, device), list_of("slots", slots, device), owner, epoch, device,
+               stream);
+}
+
+void on_free(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots, Owner owner,
+             Stream stream) {
+  const PoolParams p = params(pool, "canary on_free");
+  const Device device = device_of(pool);
+  launch_free(p, params(ring, device), list_of("slots", slots, device), owner, device, stream);
+}
+
+void on_transfer(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,
+                 Owner from, Owner to, Stream stream) {
+  const PoolParams p = params(pool, "canary on_transfer");
+  const Device device = device_of(pool);
+  launch_transfer(p, params(ring, device), list_of("slots", slots, device), from, to, device,
+                  stream);
+}
+
+std::size_t move_workspace_bytes(std::int64_t n) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(n, 0)) * sizeof(MovedSlot);
+}
+
+void on_move(const DevicePool& pool, const DeviceRing& ring, const TensorView& from,
+             const TensorView& to, const TensorView& workspace, Stream stream) {
+  const PoolParams p = params(pool, "canary on_move");
+  const Device device = device_of(pool);
+  const SlotList sources = list_of("from", from, device);
+  check_vector("to", to, DType::i64, sources.count, device);
+  check_memory("workspace", workspace, move_workspace_bytes(sources.count), device);
+  launch_move(p, params(ring, device), sources, list_of("to", to, device),
+              workspace.as<MovedSlot>(), device, stream);
+}
+
+void on_store(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,
+              const TensorView& records, Stream stream) {
+  const PoolParams p = params(pool, "canary on_store");
+  const Device device = device_of(pool);
+  const SlotList list = list_of("slots", slots, device);
+  Shapes().expect("records", records, {list.count, std::int64_t{sizeof(Record)}});
+  check_tensor("records", records, DType::u8, device);
+  check_aligned("records", records, alignof(Record));
+  launch_store(p, params(ring, device), list, records.as<Record>(), device, stream);
+}
+
+void on_load(const DevicePool& pool, const DeviceRing& ring, const TensorView& records,
+             const TensorView& slots, Owner owner, Stream stream) {
+  const PoolParams p = params(pool, "canary on_load");
+  const Device device = device_of(pool);
+  const SlotList list = list_of("slots", slots, device);
+  Shapes().expect("records", records, {list.count, std::int64_t{sizeof(Record)}});
+  check_tensor("records", records, DType::u8, device);
+  check_aligned("records", records, alignof(Record));
+  launch_load(p, params(ring, device), records.as<const Record>(), list, owner, device, stream);
+}
+
+// ---------------------------------------------------------------- the moments
+
+std::size_t workspace_bytes(std::int64_t requests, std::int64_t tokens, std::int64_t slots) {
+  Layout layout;
+  place_workspace(layout, std::max<std::int64_t>(requests, 0), std::max<std::int64_t>(tokens, 0),
+                  std::max<std::int64_t>(slots, 0));
+  return static_cast<std::size_t>(layout.bytes());
+}
+
+void verify(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
+            const VerifyOptions& options, const TensorView& workspace, Stream stream) {
+  const PoolParams p = params(pool, "canary verify");
+  const Device device = device_of(pool);
+  const RingParams r = params(ring, device);
+  const BatchParams b = params(batch, device);
+  const Workspace w = params(workspace, b.num_requests, 0, 0, device);
+  const bool roll = options.policy == VerifyPolicy::rolling;
+  // The whole of every prefix needs no plan: the check reads the lengths itself.
+  std::int64_t cells = b.num_requests * std::min(b.table.width, std::int64_t{1} << 31);
+  if (roll) {
+    const std::int64_t records = std::max<std::int64_t>(options.records, 1);
+    launch_plan(p, b, records, roll, w.ranges, device, stream);
+    if (b.due == nullptr) cells = std::min(cells, records + 2 * b.num_requests);
+  }
+  launch_verify(p, r, b, options.moment, roll ? w.ranges : nullptr, cells, device, stream);
+}
+
+void verify_slots(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,
+                  Moment moment, Stream stream) {
+  const PoolParams p = params(pool, "canary verify_slots");
+  const Device device = device_of(pool);
+  launch_verify_slots(p, params(ring, device), list_of("slots", slots, device), nullptr, moment,
+                      device, stream);
+}
+
+void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
+           const TensorView& workspace, Stream stream) {
+  const PoolParams p = params(pool, "canary stamp");
+  const Device device = device_of(pool);
+  const BatchParams b = params(batch, device);
+  launch_stamp(p, params(ring, device), b,
+               params(workspace, b.num_requests, b.num_tokens, 0, device), device, stream);
+}
+
+void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
+           const TensorView& workspace, Stream stream) {
+  const PoolParams p = params(pool, "canary sweep");
+  const Device device = device_of(pool);
+  const RingParams r = params(ring, device);
+  const std::int64_t most = std::clamp<std::int64_t>(slots, 1, pool.num_slots);
+  const Workspace w = params(workspace, 0, 0, most, device);
+  launch_sweep_plan(p, r, most, w.slots, w.num_slots, device, stream);
+  launch_verify_slots(p, r, {w.slots, most}, w.num_slots, Moment::sweep, device, stream);
+}
+
+}  // namespace serinus::canary::cuda
