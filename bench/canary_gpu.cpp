@@ -17,11 +17,13 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include <serinus/canary_cuda.h>
 #include <serinus/canary_sglang.h>
 
 #include "gpu/device.h"
@@ -263,6 +265,162 @@ void sglang_rows(Bench& bench, const Array& kv) {
              skipped.first<std::int64_t>());
 }
 
+// ---------------------------------------------------------------- the serinus format
+
+/// A pool of `slots` slots with `layers` of one buffer each, `layout` once a layer.
+struct SerinusPool {
+  SerinusPool(const KvLayout& layout, int layers, std::int64_t slots, canary::Depth depth,
+              const Array& kv)
+      : records(DType::u8, {slots, 32}), ledger(DType::i32, {slots, 5}) {
+    canary::PoolSpec spec;
+    spec.layout = layout;
+    spec.num_layers = layers;
+    spec.num_slots = slots;
+    spec.null_slot = canary::NullSlot::scratch;
+    const std::int64_t pages = slots / layout.page_size;
+    std::int64_t at = 0;
+    for (int l = 0; l < layers; ++l) {
+      for (const std::int64_t page : layout.page_bytes) {
+        spec.buffers.push_back({.data = kv.view().as<std::uint8_t>() + at, .bytes = page * pages});
+        at += (page * pages + 255) / 256 * 256;
+      }
+    }
+    if (at > static_cast<std::int64_t>(kv.bytes())) std::exit(2);
+    pool = canary::cuda::describe_pool(spec, depth, 0, kRequests + 1);
+    pool.records = records.view();
+    pool.ledger = ledger.view();
+    state = std::make_unique<Array>(
+        DType::u8, std::initializer_list<std::int64_t>{
+                       static_cast<std::int64_t>(canary::cuda::pool_state_bytes(pool))});
+    pool.state = state->view();
+    canary::cuda::init_pool(pool, spec);
+  }
+  Array records, ledger;
+  std::unique_ptr<Array> state;
+  canary::cuda::DevicePool pool;
+};
+
+/// One segment of `bytes` a token.
+KvLayout plain_layout(std::int64_t page, std::int64_t bytes) {
+  KvLayout l;
+  l.name = "plain";
+  l.page_size = page;
+  l.page_bytes = {page * bytes};
+  KvSegment s;
+  s.name = "kv";
+  s.token_stride = s.bytes = bytes;
+  l.segments = {s};
+  return l;
+}
+
+struct SerinusCase {
+  const char* name;
+  KvLayout layout;
+  int layers;
+  std::int64_t slots, requests, context;
+};
+
+void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
+  using namespace canary::cuda;
+  std::vector<std::int64_t> slots = handed_out();
+  std::erase_if(slots, [&](std::int64_t s) { return s >= c.slots; });
+  std::vector<std::int32_t> cells(static_cast<std::size_t>((c.requests + 1) * c.context));
+  for (std::int64_t i = 0; i < c.requests * c.context; ++i)
+    cells[static_cast<std::size_t>(c.context + i)] =
+        static_cast<std::int32_t>(slots[static_cast<std::size_t>(i)]);
+  const std::int64_t tokens = c.requests * c.context;
+  slots.resize(static_cast<std::size_t>(tokens));
+  std::vector<std::int64_t> request_rows(static_cast<std::size_t>(c.requests));
+  std::iota(request_rows.begin(), request_rows.end(), std::int64_t{1});
+  std::vector<std::uint32_t> owner_list(request_rows.begin(), request_rows.end());
+  const std::vector<std::int64_t> lens(request_rows.size(), c.context);
+  const Array table(DType::i32, cells), rows(DType::i64, request_rows),
+      owners(DType::u32, owner_list), context_lens(DType::i64, lens),
+      zeros(DType::i64, {c.requests}), ids(DType::i64, counting(tokens, 32000)),
+      positions(DType::i64, counting(tokens, c.context)), locations(DType::i64, slots),
+      workspace(DType::u8, {static_cast<std::int64_t>(workspace_bytes(c.requests, tokens, 8192))}),
+      ring_memory(DType::u8, {static_cast<std::int64_t>(ring_bytes(256))});
+  const DeviceRing ring{ring_memory.view(), 256};
+  DeviceBatch b;
+  b.rows = rows.view();
+  b.owners = owners.view();
+  b.req_to_token = table.view(c.requests + 1, c.context);
+  const auto with = [&](const Array& prefix, const Array& extend, std::int64_t n) {
+    DeviceBatch d = b;
+    d.prefix_lens = prefix.view();
+    d.extend_lens = extend.view();
+    const auto head = [&](const Array& a) {
+      return TensorView(a.view().data, DType::i64, {n}, kGpu);
+    };
+    d.input_ids = head(ids);
+    d.positions = head(positions);
+    d.out_cache_loc = head(locations);
+    return d;
+  };
+  const DeviceBatch all = with(zeros, context_lens, tokens), read = with(context_lens, zeros, 0);
+  // One request that writes a chunk: the same slots, numbered through.
+  DeviceBatch chunk;
+  const std::int64_t n = std::min(kChunk, tokens);
+  const Array one(DType::i64, std::vector<std::int64_t>{1}),
+      none(DType::i64, std::vector<std::int64_t>{0}),
+      length(DType::i64, std::vector<std::int64_t>{n}),
+      one_owner(DType::u32, std::vector<std::uint32_t>{1}), c_positions(DType::i64, counting(n, n));
+  chunk = with(none, length, n);
+  chunk.rows = one.view();
+  chunk.owners = one_owner.view();
+  chunk.positions = c_positions.view();
+
+  struct Mode {
+    const char* name;
+    canary::Depth depth;
+  };
+  for (const Mode& m : {Mode{"none", canary::Depth::none}, Mode{"partial", canary::Depth::partial},
+                        Mode{"all", canary::Depth::all}}) {
+    SerinusPool p(c.layout, c.layers, c.slots, m.depth, kv);
+    clear_ring(ring);
+    const auto row_bytes = static_cast<double>(p.pool.slot_bytes);
+    // Everything belongs to the request that writes it.
+    const Array first(DType::i64, std::vector<std::int64_t>(slots.begin(), slots.begin() + n));
+    on_alloc(p.pool, ring, first.view(), 1, 1);
+    const std::string name = c.name;
+    bench.row("write-chunk" + std::to_string(n) + name, "serinus", m.name,
+              static_cast<double>(n) * (32 + 20 + 4 + 24 + row_bytes),
+              [&] { stamp(p.pool, ring, chunk, workspace.view()); });
+    on_free(p.pool, ring, first.view(), 1);
+    for (std::int64_t r = 0; r < c.requests; ++r) {
+      const TensorView of_row(locations.view().as<std::int64_t>() + r * c.context, DType::i64,
+                              {c.context}, kGpu);
+      on_alloc(p.pool, ring, of_row, static_cast<canary::Owner>(r + 1), 2);
+    }
+    const std::string shape = std::to_string(c.requests) + "x" + std::to_string(c.context) + name;
+    bench.row("write-" + shape, "serinus", m.name,
+              static_cast<double>(tokens) * (32 + 20 + 4 + 24 + row_bytes),
+              [&] { stamp(p.pool, ring, all, workspace.view()); });
+    stamp(p.pool, ring, all, workspace.view());
+    const VerifyOptions everything{.policy = canary::VerifyPolicy::all};
+    const double verified = static_cast<double>(tokens) * (32 + 4 + 4 + row_bytes);
+    const auto work = [&] { verify(p.pool, ring, read, everything, workspace.view()); };
+    bench.row("verify-" + shape, "serinus", m.name, verified, work);
+    bench.row("verify-" + shape + "-cold", "serinus", m.name, verified, work, true);
+    // A step's share: what a rolling check and a sweep of the default budget take.
+    const std::int64_t budget =
+        std::clamp<std::int64_t>((8 << 20) / std::max<std::int64_t>(1, p.pool.slot_bytes), 1, 4096);
+    bench.row("rolling-step" + name, "serinus", m.name,
+              static_cast<double>(budget) * (32 + 4 + 4 + row_bytes), [&] {
+                const VerifyOptions quarter{.records = budget / 4};
+                verify(p.pool, ring, read, quarter, workspace.view());
+                verify(p.pool, ring, read, quarter, workspace.view());
+                sweep(p.pool, ring, std::max<std::int64_t>(1, budget / 2), workspace.view());
+              });
+    check(cudaDeviceSynchronize());
+    std::vector<std::byte> copy(ring_bytes(256));
+    check(cudaMemcpy(copy.data(), ring_memory.view().data, copy.size(), cudaMemcpyDeviceToHost));
+    const RingContent content = read_ring(copy, 256);
+    fmt::print("serinus{} {}: {} violations, {} records verified\n", name, m.name,
+               content.counts.violations, content.counts.records_verified);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -280,7 +438,18 @@ int main(int argc, char** argv) {
     return 1;
   }
   Bench bench(options, survey.devices[0].name);
-  const Array kv(DType::u8, {kSlots, kRowBytes});
+  const Array kv(DType::u8, {std::int64_t{4} << 30});
   kv.fill_random(3);
+  serinus_rows(bench, {"", plain_layout(kPage, kRowBytes), 1, kSlots, kRequests, kContext}, kv);
+  // All layers of a model: a token's bytes lie in 61 or 96 places.
+  serinus_rows(bench, {"-61x576", plain_layout(64, 576), 61, 1 << 16, 16, 4080}, kv);
+  serinus_rows(bench, {"-61x656", kv_layout("fp8_656"), 61, 1 << 16, 16, 4080}, kv);
+  serinus_rows(bench, {"-61x584", kv_layout("dsv4_584"), 61, 1 << 16, 16, 4080}, kv);
+  serinus_rows(
+      bench,
+      {"-mha48",
+       kv_layout("mha_nhd", {.page_size = 64, .heads = 4, .head_size = 128, .dtype = DType::bf16}),
+       48, 1 << 15, 8, 4080},
+      kv);
   sglang_rows(bench, kv);
 }
