@@ -15,10 +15,9 @@ import sys
 
 import torch
 import transformers
-from transformers.cache_utils import Cache, CacheLayerMixin
-
 from serinus.pool_canary import PoolCanary
 from serinus.sglang.kv_canary.verify import RealKvSource
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 REQUESTS, PROMPT, LONGEST = 3, 40, 64
 

@@ -16,14 +16,13 @@ import logging
 from dataclasses import dataclass, field
 
 import torch
+from serinus.pool_canary import PoolCanary
+from serinus.sglang.kv_canary.verify import RealKvSource
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
 )
-
-from serinus.pool_canary import PoolCanary
-from serinus.sglang.kv_canary.verify import RealKvSource
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +67,7 @@ class CanaryConnector(KVConnectorBase_V1):
             self.blocks[new.req_id] = list(new.block_ids[0])
             scheduled[new.req_id] = new.num_computed_tokens
         cached = scheduler_output.scheduled_cached_reqs
-        for name, added, computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+        for name, added, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:  # preempted before: all of its blocks are new ones
                 self.blocks[name] = []
             self.blocks[name] += added[0] if added else []
@@ -103,7 +100,7 @@ class CanaryConnector(KVConnectorBase_V1):
         )
 
     def _sources(self, layer: torch.Tensor) -> list[RealKvSource]:
-        """K and V apart where the layer keeps them so: [2, blocks, tokens, ...]; one latent else [blocks, tokens, ...]."""
+        """K and V where the layer keeps them apart, [2, blocks, tokens, ...]; else one latent [blocks, tokens, ...]."""
         halves = list(layer) if layer.shape[0] == 2 and layer.dim() == 5 else [layer]
         for half in halves:
             if half.shape[1] != self.block_size:

@@ -40,7 +40,9 @@ def _as_text(found: dict) -> str:
     cuda = found["cuda"]
     if cuda["built"]:
         toolkit, driver = (f"{v // 1000}.{v % 1000 // 10}" for v in (cuda["toolkit_version"], cuda["driver_version"]))
-        out += row("CUDA", f"built with {toolkit}, " + (f"driver serves {driver}" if cuda["driver_version"] else "no driver"))
+        out += row(
+            "CUDA", f"built with {toolkit}, " + (f"driver serves {driver}" if cuda["driver_version"] else "no driver")
+        )
     else:
         out += row("CUDA", "not in this build")
     for d in cuda["devices"]:

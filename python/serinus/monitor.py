@@ -273,7 +273,7 @@ class Monitor:
         return self._core.metrics_text(name)
 
     def state(self, pool: int, slot: int) -> str:
-        """"free", "empty" (allocated, not written in this life) or "written"."""
+        """ "free", "empty" (allocated, not written in this life) or "written"."""
         return self._core.state(pool, slot)
 
     def records(self, pool: int) -> Any:

@@ -49,6 +49,7 @@ def sparse_mla_prefill(
     lse: Any = None,
     workspace: Any = None,
     empty_row_lse: str = "plus_inf",
+    p_dtype: str = "float32",
     stream: Any = None,
     threads: int = 0,
 ) -> tuple[Any, Any, Any]:
@@ -66,6 +67,7 @@ def sparse_mla_prefill(
         framework where not given
     workspace: uint8, :func:`workspace_bytes` of them; allocated where not given and needed
     empty_row_lse: ``lse`` of a row without a valid index, "plus_inf" or "minus_inf" (neutral in a merge)
+    p_dtype: on the CPU, what the softmax weights may be rounded to: "float32", or "bfloat16", faster and less exact
     stream: where CUDA work runs; default is the current stream of q's framework
     threads: of the CPU backend, 0 = all
 
@@ -73,9 +75,23 @@ def sparse_mla_prefill(
     allocates. Raises serinus.ValueError, TypeError or RuntimeError; outputs are untouched then.
     """
     minus_inf = choice("empty_row_lse", empty_row_lse, _EMPTY_ROW_LSE) == "minus_inf"
+    bf16_p = choice("p_dtype", p_dtype, ("float32", "bfloat16")) == "bfloat16"
     if out is None or max_logits is None or lse is None:
         # Refuse first: shapes that make no sense must not become an allocation.
-        call = (q, kv, indices, float(sm_scale), q_scale, kv_scale, index(d_v), attn_sink, topk_length, out, max_logits, lse)
+        call = (
+            q,
+            kv,
+            indices,
+            float(sm_scale),
+            q_scale,
+            kv_scale,
+            index(d_v),
+            attn_sink,
+            topk_length,
+            out,
+            max_logits,
+            lse,
+        )
         _core.sparse_mla_check(call)
         s_q, h_q = q.shape[0], q.shape[1]
         out = empty_like_framework(q, (s_q, h_q, d_v), "bfloat16") if out is None else out
@@ -84,8 +100,21 @@ def sparse_mla_prefill(
     if workspace is None:
         needed = workspace_bytes(q, kv, indices)
         workspace = empty_like_framework(q, (needed,), "uint8") if needed else None
-    call = (q, kv, indices, float(sm_scale), q_scale, kv_scale, index(d_v), attn_sink, topk_length, out, max_logits, lse)
-    _core.sparse_mla_prefill(call, workspace, minus_inf, stream, threads)
+    call = (
+        q,
+        kv,
+        indices,
+        float(sm_scale),
+        q_scale,
+        kv_scale,
+        index(d_v),
+        attn_sink,
+        topk_length,
+        out,
+        max_logits,
+        lse,
+    )
+    _core.sparse_mla_prefill(call, workspace, minus_inf, bf16_p, stream, threads)
     return out, max_logits, lse
 
 
@@ -111,5 +140,18 @@ def can_run(
     workspace: Any = None,
 ) -> CanRun:
     """Whether :func:`sparse_mla_prefill` would run with these arguments, without launching or allocating."""
-    call = (q, kv, indices, float(sm_scale), q_scale, kv_scale, index(d_v), attn_sink, topk_length, out, max_logits, lse)
+    call = (
+        q,
+        kv,
+        indices,
+        float(sm_scale),
+        q_scale,
+        kv_scale,
+        index(d_v),
+        attn_sink,
+        topk_length,
+        out,
+        max_logits,
+        lse,
+    )
     return CanRun(*_core.sparse_mla_can_run(call, workspace))

@@ -1,6 +1,6 @@
 """A collector for prometheus_client::
 
-    prometheus_client.REGISTRY.register(serinus.prometheus.Collector(monitor))
+prometheus_client.REGISTRY.register(serinus.prometheus.Collector(monitor))
 """
 
 from __future__ import annotations

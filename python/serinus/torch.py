@@ -44,7 +44,9 @@ _INPUTS = "Tensor q, Tensor kv, Tensor indices, float sm_scale, Tensor q_scale, 
 _INPUTS += "Tensor? attn_sink=None, Tensor? topk_length=None"
 
 
-def _prefill_fake(q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink=None, topk_length=None, *, empty_row_lse="plus_inf"):
+def _prefill_fake(
+    q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink=None, topk_length=None, *, empty_row_lse="plus_inf"
+):
     s_q, h_q, _ = q.shape
     return (
         q.new_empty((s_q, h_q, 512), dtype=torch.bfloat16),
@@ -54,7 +56,9 @@ def _prefill_fake(q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink=None, t
 
 
 @_register(f'sparse_mla_prefill({_INPUTS}, *, str empty_row_lse="plus_inf") -> (Tensor, Tensor, Tensor)', _prefill_fake)
-def _prefill_kernel(q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink=None, topk_length=None, *, empty_row_lse="plus_inf"):
+def _prefill_kernel(
+    q, kv, indices, sm_scale, q_scale, kv_scale, attn_sink=None, topk_length=None, *, empty_row_lse="plus_inf"
+):
     return _prefill.sparse_mla_prefill(
         q, kv, indices, sm_scale, q_scale, kv_scale, 512, attn_sink, topk_length, empty_row_lse=empty_row_lse
     )
@@ -187,7 +191,8 @@ _CONTEXT_ARGUMENTS = 10
 
 
 @_register(
-    f"canary_verify(Tensor canary_buf, {_SOURCES}{_LOG}{_tensors(_VERIFY_PLAN)}, bool check_verify_expected_token) -> ()",
+    f"canary_verify(Tensor canary_buf, {_SOURCES}{_LOG}{_tensors(_VERIFY_PLAN)}, "
+    "bool check_verify_expected_token) -> ()",
     _nothing,
 )
 def _verify_kernel(*arguments):
@@ -235,7 +240,8 @@ def _plan_kernel(*arguments):
 
 
 @_register(
-    "scatter_req_token_ids(Tensor flat_in, Tensor offsets, Tensor req_pool_indices, Tensor(a!) pool_out) -> ()", _nothing
+    "scatter_req_token_ids(Tensor flat_in, Tensor offsets, Tensor req_pool_indices, Tensor(a!) pool_out) -> ()",
+    _nothing,
 )
 def _scatter_kernel(flat_in, offsets, req_pool_indices, pool_out):
     _core.sglang.scatter_req_token_ids(flat_in, offsets, req_pool_indices, pool_out)

@@ -50,10 +50,11 @@ void view_native(Call& call, const nb::tuple& in, nb::handle workspace, bool min
   a.empty_row_lse = minus_inf ? EmptyRowLse::minus_inf : EmptyRowLse::plus_inf;
 }
 
-void prefill(const nb::tuple& in, nb::handle workspace, bool minus_inf, nb::handle stream,
-             int threads) {
+void prefill(const nb::tuple& in, nb::handle workspace, bool minus_inf, bool bf16_p,
+             nb::handle stream, int threads) {
   Call call;
   view_native(call, in, workspace, minus_inf);
+  if (bf16_p) call.args.p_dtype = DType::bf16;
   const Stream s = stream_for(stream, in[0], call.args.q.device);
   const nb::gil_scoped_release release;
   sparse_mla_prefill(call.args, s, threads);
@@ -124,7 +125,7 @@ void check_sglang_prefill(const nb::tuple& in) {
 
 void bind_sparse_mla(nb::module_& m) {
   using namespace nb::literals;
-  m.def("sparse_mla_prefill", &prefill, "call"_a, "workspace"_a.none(), "minus_inf"_a,
+  m.def("sparse_mla_prefill", &prefill, "call"_a, "workspace"_a.none(), "minus_inf"_a, "bf16_p"_a,
         "stream"_a.none(), "threads"_a);
   // Refuses what the call would refuse; outputs may be missing.
   m.def("sparse_mla_check", &check);

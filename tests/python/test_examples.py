@@ -91,9 +91,7 @@ class Engine:
     def __init__(self, connector_class: type, kv_caches: dict[str, torch.Tensor]) -> None:
         config = types.SimpleNamespace(
             cache_config=types.SimpleNamespace(block_size=self.BLOCK),
-            kv_transfer_config=types.SimpleNamespace(
-                kv_connector_extra_config={"max_requests": 4, "max_tokens": 256}
-            ),
+            kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"max_requests": 4, "max_tokens": 256}),
         )
         self.scheduler = connector_class(config, KVConnectorRole.SCHEDULER)
         self.worker = connector_class(config, KVConnectorRole.WORKER)

@@ -8,7 +8,6 @@ import json
 import pathlib
 
 import pytest
-
 import serinus
 
 torch = pytest.importorskip("torch")
@@ -163,7 +162,9 @@ def test_write_vectors(case: dict, device: str) -> None:
     before = context.canary_buf.clone()
     plan = WritePlan.allocate(write_req_capacity=given["write_req_capacity"], device=device).zero_for_testing_()
     plan.write_offsets[: len(given["write_offsets"])] = i64(given["write_offsets"], device)
-    plan.write_seed_slot_indices[: len(given["write_seed_slot_indices"])] = i64(given["write_seed_slot_indices"], device)
+    plan.write_seed_slot_indices[: len(given["write_seed_slot_indices"])] = i64(
+        given["write_seed_slot_indices"], device
+    )
     plan.write_num_valid_reqs.fill_(given["write_num_valid_reqs"])
     expected = given["expected_inputs"]
     launch_canary_write_kernel(
@@ -287,7 +288,8 @@ def test_constants() -> None:
         "VIOLATION_FIELD_KERNEL_KIND VIOLATION_FIELD_SLOT_IDX VIOLATION_FIELD_POSITION VIOLATION_FIELD_STORED_TOKEN "
         "VIOLATION_FIELD_EXPECTED_TOKEN VIOLATION_FIELD_STORED_CHAIN_HASH VIOLATION_FIELD_EXPECTED_AUX "
         "VIOLATION_FIELD_FAIL_REASON_BITS MAX_REAL_KV_SOURCES REAL_KV_SOURCE_FIELDS_PER_ENTRY "
-        "REAL_KV_SOURCE_FIELD_PAGE_SIZE REAL_KV_SOURCE_FIELD_NUM_BYTES_PER_TOKEN REAL_KV_SOURCE_FIELD_READ_BYTES".split()
+        "REAL_KV_SOURCE_FIELD_PAGE_SIZE REAL_KV_SOURCE_FIELD_NUM_BYTES_PER_TOKEN "
+        "REAL_KV_SOURCE_FIELD_READ_BYTES".split()
     )
     want = VECTORS["constants"]
     assert int(want["chain_anchor"], 16) == consts.CANARY_CHAIN_ANCHOR
@@ -348,11 +350,13 @@ def source(**changes) -> RealKvSource:
         ),
         (
             {"read_bytes": 48},
-            "kv-canary: RealKvSource.read_bytes must be a positive multiple of 16 in (0, num_bytes_per_token=32], got 48",
+            "kv-canary: RealKvSource.read_bytes must be a positive multiple of 16 in (0, num_bytes_per_token=32], "
+            "got 48",
         ),
         (
             {"read_bytes": 0},
-            "kv-canary: RealKvSource.read_bytes must be a positive multiple of 16 in (0, num_bytes_per_token=32], got 0",
+            "kv-canary: RealKvSource.read_bytes must be a positive multiple of 16 in (0, num_bytes_per_token=32], "
+            "got 0",
         ),
         (
             {"tensor": torch.zeros(32)},
@@ -523,7 +527,7 @@ def test_native_run_time_checks(path: str, value, message: str, device: str) -> 
 def test_mixed_devices() -> None:
     arguments = write_arguments("cuda")
     arguments["input_ids"] = arguments["input_ids"].cpu()
-    with pytest.raises(RuntimeError, match="(?s)Tensor match failed.*device mismatch: expected cuda:0, got cpu"):
+    with pytest.raises(RuntimeError, match=r"(?s)Tensor match failed.*device mismatch: expected cuda:0, got cpu"):
         launch_canary_write_kernel(**arguments)
 
 

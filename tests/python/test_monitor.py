@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-
 import serinus
 
 REQUEST = 7
@@ -112,7 +111,7 @@ def test_double_handout_and_quarantine() -> None:
     assert (engine.pool, SLOTS[0]) in slots
     assert complete
     assert requests
-    assert [e["event"] for e in violation.events][0] == "alloc"
+    assert violation.events[0]["event"] == "alloc"
 
 
 def test_raise_mode() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
 
 import pytest
-
 import serinus
 
 
@@ -87,3 +88,22 @@ def test_every_page_can_be_read() -> None:
         assert all(s in text for s in page["solutions"])
     with pytest.raises(LookupError):
         serinus.explain("nothing like it")
+
+
+@pytest.mark.parametrize(("stub", "attribute"), [("_core", None), ("_sglang_core", "sglang")])
+def test_stubs_name_what_there_is(stub: str, attribute: str | None) -> None:
+    module = serinus._core if attribute is None else getattr(serinus._core, attribute)
+    tree = ast.parse((pathlib.Path(serinus.__file__).parent / f"{stub}.pyi").read_text())
+
+    def names(body: list[ast.stmt]) -> set[str]:
+        defined = {n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        return defined | {n.target.id for n in body if isinstance(n, ast.AnnAssign)}
+
+    def public(thing: object) -> set[str]:
+        return {name for name in vars(thing) if not name.startswith("_")}
+
+    imported = {"sglang"} if attribute is None else set()
+    assert {n for n in names(tree.body) if not n.startswith("_")} | imported == public(module)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            assert {n for n in names(node.body) if not n.startswith("_")} == public(getattr(module, node.name))

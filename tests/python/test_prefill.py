@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 import serinus
 
 # Every e4m3 code as a float; the format has two NaNs and no infinity.
@@ -94,6 +93,16 @@ def test_empty_rows() -> None:
     assert np.all(lse[2] == -np.inf)
     with pytest.raises(serinus.ValueError, match="empty_row_lse takes one of plus_inf, minus_inf, got 'zero'"):
         case.run(empty_row_lse="zero")
+
+
+def test_p_in_bf16() -> None:
+    case = Case()
+    want = case.reference()
+    out, _, lse = case.run(p_dtype="bfloat16")
+    assert np.linalg.norm(bf16(out) - want[0]) / np.linalg.norm(want[0]) < 0.005
+    np.testing.assert_allclose(lse, want[2], atol=2**-8)
+    with pytest.raises(serinus.ValueError, match="p_dtype takes one of float32, bfloat16, got 'e4m3'"):
+        case.run(p_dtype="e4m3")
 
 
 def test_refusals_leave_outputs_alone_and_can_run_says_the_same() -> None:

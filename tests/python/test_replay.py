@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import pytest
-
 import serinus
 
 TRACE = pathlib.Path(__file__).parents[2] / "engine/traces/demo.jsonl"
@@ -22,7 +22,7 @@ def test_a_quiet_replay() -> None:
     assert result["records_verified"] > 0
     assert seen
     assert seen[-1][1] == 25
-    assert all(a[2] < b[2] for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a[2] < b[2] for a, b in itertools.pairwise(seen))
 
 
 def test_faults_are_found() -> None:

@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 from serinus.sglang.sparse_mla_q8kv8_prefill_sm90 import sparse_mla_q8kv8_prefill_fwd  # noqa: E402
 
 
-def arguments(device: str = "cuda", s_q: int = 2, h_q: int = 64, d_qk: int = 576, s_kv: int = 40, topk: int = 128) -> dict:
+def arguments(
+    device: str = "cuda", s_q: int = 2, h_q: int = 64, d_qk: int = 576, s_kv: int = 40, topk: int = 128
+) -> dict:
     generator = torch.Generator().manual_seed(s_q * 1000 + h_q + d_qk + topk)
 
     def fp8(*shape: int) -> torch.Tensor:
@@ -46,7 +48,7 @@ def test_signature() -> None:
 
 
 def test_cpu_tensors_are_refused() -> None:
-    with pytest.raises(ValueError, match="^q must be a CUDA tensor$"):
+    with pytest.raises(ValueError, match=r"^q must be a CUDA tensor$"):
         sparse_mla_q8kv8_prefill_fwd(**arguments("cpu"))
 
 
@@ -126,7 +128,7 @@ def test_messages_come_in_order() -> None:
 @pytest.mark.gpu
 def test_aliased_outputs() -> None:
     good = arguments()
-    with pytest.raises(ValueError, match="^out, max_logits and lse must not alias each other$"):
+    with pytest.raises(ValueError, match=r"^out, max_logits and lse must not alias each other$"):
         sparse_mla_q8kv8_prefill_fwd(**{**good, "lse": good["max_logits"]})
 
 

@@ -6,7 +6,6 @@ import types
 
 import numpy as np
 import pytest
-
 import serinus
 from serinus import _core
 
@@ -108,7 +107,10 @@ def test_read_only_outputs_are_refused() -> None:
         ([1, 2], "flat_in must be a tensor (torch, numpy, cupy, DLPack), got list"),
         (None, "flat_in must be a tensor (torch, numpy, cupy, DLPack), got NoneType"),
         (3.5, "flat_in must be a tensor (torch, numpy, cupy, DLPack), got float"),
-        (types.SimpleNamespace(dtype="int64"), "flat_in must be a tensor (torch, numpy, cupy, DLPack), got SimpleNamespace"),
+        (
+            types.SimpleNamespace(dtype="int64"),
+            "flat_in must be a tensor (torch, numpy, cupy, DLPack), got SimpleNamespace",
+        ),
         (np.zeros(3, ">i8"), "flat_in has a dtype that Serinus does not know: >i8"),
         (np.zeros(3, np.complex128), "flat_in has a dtype that Serinus does not know: complex128"),
         (np.zeros(3, object), "flat_in has a dtype that Serinus does not know: object"),
@@ -134,7 +136,9 @@ def test_too_many_dimensions() -> None:
         serinus.workspace_bytes(np.zeros((1,) * 7, np.uint8), None, None)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "float16", "float32", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "float16", "float32", "complex64"]
+)
 def test_dtypes_that_no_call_takes_have_names(dtype: str) -> None:
     flat, offsets, rows, pool = arguments()
     with pytest.raises(serinus.TypeError, match=f"flat_in must be int64, got torch.{dtype}"):
@@ -146,9 +150,9 @@ def test_torch_tensors() -> None:
     flat, offsets, rows, pool = (torch.from_numpy(a) for a in arguments())
     scatter(flat, offsets, rows, pool)
     assert pool[2].tolist() == [2, 3, 4]
-    with pytest.raises(serinus.ValueError, match="flat_in lies on a device that Serinus does not serve: meta"):
+    with pytest.raises(serinus.ValueError, match="does not serve: meta"):
         scatter(flat.to("meta"), offsets, rows, pool)
-    with pytest.raises(serinus.TypeError, match="does not know: torch.complex128"):
+    with pytest.raises(serinus.TypeError, match=r"does not know: torch\.complex128"):
         scatter(flat.to(torch.complex128), offsets, rows, pool)
 
 
@@ -156,7 +160,7 @@ def test_jax_as_input() -> None:
     jax = pytest.importorskip("jax")
     flat, offsets, rows, pool = arguments()
     small = jax.numpy.asarray(rows)  # int32 unless jax is told otherwise
-    with pytest.raises(serinus.TypeError, match="req_pool_indices must be int64, got torch.int32"):
+    with pytest.raises(serinus.TypeError, match=r"req_pool_indices must be int64, got torch\.int32"):
         scatter(flat, offsets, small, pool)
     with pytest.raises(serinus.ValueError, match="read-only"):
         scatter(flat, offsets, rows, jax.numpy.asarray(pool))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 import serinus
 
 torch = pytest.importorskip("torch")
@@ -103,7 +102,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch, name: str, call) -> tuple[tuple, d
 
 @pytest.mark.parametrize(
     "name",
-    ["sparse_mla_prefill", "sparse_mla_prefill_out", "canary_verify", "canary_write", "canary_plan", "scatter_req_token_ids"],
+    [
+        "sparse_mla_prefill",
+        "sparse_mla_prefill_out",
+        "canary_verify",
+        "canary_write",
+        "canary_plan",
+        "scatter_req_token_ids",
+    ],
 )
 def test_opcheck(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = Canary(device)
@@ -116,7 +122,13 @@ def test_opcheck(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> Non
         "sparse_mla_prefill_out": lambda: serinus.torch.sparse_mla_prefill(**a, out=tuple(outputs(device).values())),
         "canary_verify": lambda: serinus.torch.verify(canary.context, canary.verify_plan, True),
         "canary_write": lambda: serinus.torch.write(
-            canary.context, canary.write_plan, canary.tokens, canary.positions, canary.slots, canary.tokens, canary.positions
+            canary.context,
+            canary.write_plan,
+            canary.tokens,
+            canary.positions,
+            canary.slots,
+            canary.tokens,
+            canary.positions,
         ),
         "canary_plan": canary.plan,
         "scatter_req_token_ids": lambda: serinus.torch.scatter_req_token_ids(

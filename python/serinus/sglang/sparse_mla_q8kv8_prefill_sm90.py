@@ -50,5 +50,5 @@ def sparse_mla_q8kv8_prefill_fwd(
         lse = torch.empty((s_q, h_q), dtype=torch.float32, device=q.device)
     needed = workspace_bytes(q, kv, indices)
     workspace = torch.empty(needed, dtype=torch.uint8, device=q.device) if needed else None
-    _core.sparse_mla_prefill((*inputs, out, max_logits, lse), workspace, False, None, 0)
+    _core.sparse_mla_prefill((*inputs, out, max_logits, lse), workspace, False, False, None, 0)
     return out, max_logits, lse

@@ -90,7 +90,7 @@ class VerifyPlan:
     enable: torch.Tensor  # 0: the launch does nothing but count itself
 
     @classmethod
-    def allocate(cls, *, verify_capacity: int, device: torch.device) -> VerifyPlan:
+    def allocate(cls, *, verify_capacity: int, device: torch.device | str) -> VerifyPlan:
         """An enabled plan without entries. Raises ValueError unless the capacity is positive."""
         _core.sglang.check_verify_capacity(verify_capacity)
 

@@ -21,7 +21,7 @@ class WritePlan:
     write_num_valid_reqs: torch.Tensor  # int32 [1]
 
     @classmethod
-    def allocate(cls, *, write_req_capacity: int, device: torch.device) -> WritePlan:
+    def allocate(cls, *, write_req_capacity: int, device: torch.device | str) -> WritePlan:
         """A plan without requests. Raises ValueError unless the capacity is positive."""
         _core.sglang.check_write_req_capacity(write_req_capacity)
         return cls(
