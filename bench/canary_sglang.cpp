@@ -120,6 +120,17 @@ void bench_order(const std::string& order, std::int64_t num_slots, std::int64_t 
   g_figures.add("write, one chain, " + order, written[0] / per, "ns/token", bench::at_most(10));
   g_figures.add("the chain alone, " + order, written[1] / per, "ns/token");
 
+  // The same tokens as those of a batch: 64 requests.
+  constexpr std::int64_t kRequests = 64;
+  HostWritePlan batch_plan(kRequests);
+  for (std::int64_t r = 0; r <= kRequests; ++r)
+    batch_plan.offsets[static_cast<std::size_t>(r)] = n * r / kRequests;
+  std::fill(batch_plan.seeds.begin(), batch_plan.seeds.end(), kChainHead);
+  batch_plan.num_valid_reqs = kRequests;
+  const double batch = race({[&] { write(e.context(), batch_plan.view(), input); }})[0];
+  g_figures.add("write, 64 chains, " + order, batch / per, "ns/token");
+  write(e.context(), write_plan.view(), input);
+
   HostVerifyPlan verify_plan(n);
   verify_plan.slots = slots;
   verify_plan.positions = positions;

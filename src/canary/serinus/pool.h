@@ -32,6 +32,13 @@ struct Pool {
     seals[slot] = hash::seal(r);
     marks[slot] = hash::mark(r);
   }
+  /// Asks for all that a write of the slot touches.
+  void ask_for(std::int64_t slot) noexcept {
+    __builtin_prefetch(&records[slot], 1);
+    __builtin_prefetch(&ledger[slot], 1);
+    __builtin_prefetch(&seals[slot], 1);
+    __builtin_prefetch(&marks[slot], 1);
+  }
   /// Nothing is written in this life (any more).
   void unseal(std::int64_t slot) noexcept {
     seals[slot] = 0;

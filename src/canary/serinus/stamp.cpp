@@ -121,6 +121,8 @@ void SerinusBackend::stamp(const Batch& batch) {
       std::int64_t last = -2;  // position that h is the chain of
       std::int64_t prev = -2;
       for (std::size_t j = 0; j < writes.size(); ++j) {
+        constexpr std::size_t kAhead = 16;
+        if (j + kAhead < writes.size()) p.ask_for(writes[j + kAhead].slot);
         const Write& w = writes[j];
         if (w.position == 0) {
           h = kChainAnchor;

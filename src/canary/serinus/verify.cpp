@@ -4,6 +4,7 @@
 
 #include "base/parallel.h"
 #include "canary/serinus/backend.h"
+#include "canary/serinus/lanes.h"
 
 namespace serinus::canary {
 
@@ -41,33 +42,76 @@ struct SoundRun {
   template <bool kTokens>
   std::int64_t length(const std::int32_t* slots, std::int64_t n, std::int64_t cell,
                       Before& before) const {
+    std::int64_t i = 0;
+    while (i < n) {
+      if (before.usable && n - i >= kGroup && group<kTokens>(slots + i, cell + i, before)) {
+        i += kGroup;
+        continue;
+      }
+      const std::int64_t end = std::min(n, i + kGroup);
+      i += one_by_one<kTokens>(slots + i, end - i, cell + i, before);
+      if (i < end) break;
+    }
+    return i;
+  }
+
+  static void ask_for(const SoundRun& run, std::int32_t slot) noexcept {
+    // A slot of -1 asks for what lies before the array: that reads nothing.
+    __builtin_prefetch(run.records + slot);
+    __builtin_prefetch(run.marks + slot);
+  }
+
+  /// Whether kGroup cells are sound that one owner wrote in one life, as most neighbours are. False
+  /// where that is not so, or more has to be looked at.
+  template <bool kTokens>
+  bool group(const std::int32_t* slots, std::int64_t cell, Before& before) const {
+    const Record& first = records[std::max(slots[0], 0)];
+    const std::uint64_t first_who = who(first);
+    const std::uint8_t mark = hash::mark(first);
+    const std::int32_t* known = nullptr;
+    if constexpr (kTokens) {
+      const std::int64_t at = cell + token_offset;
+      if (at < valid) {
+        if (at < 0 || at + kGroup > valid || token_stride != 1) return false;
+        known = tokens + at;
+      }
+    }
+    RecordGroup g;
+    g.chains[0] = before.chain;
+    std::uint64_t others = 0;
+    std::int32_t none = 0;
+    for (std::int64_t k = 0; k < kGroup; ++k) {
+      ask_for(*this, slots[k + kLinesAhead]);
+      none |= slots[k];
+      const std::int32_t slot = std::max(slots[k], 0);
+      const Record& r = records[slot];
+      g.where[k] = std::uint64_t{r.position} << 32 | r.token;
+      g.chains[k + 1] = r.chain;
+      others |= (who(r) ^ first_who) | static_cast<std::uint64_t>(marks[slot] ^ mark);
+    }
+    if (none < 0 || others != 0 || is_stranger(first)) return false;
+    if (!group_holds(g, static_cast<std::uint32_t>(cell), known)) return false;
+    before = {true, g.chains[kGroup], slots[kGroup - 1]};
+    return true;
+  }
+
+  template <bool kTokens>
+  std::int64_t one_by_one(const std::int32_t* slots, std::int64_t n, std::int64_t cell,
+                          Before& before) const {
     std::uint64_t chain = before.chain;
     bool usable = before.usable;
-    // Most neighbours were written by one owner in one life: what follows from who wrote a record
-    // is worked out when that changes.
-    Record last = records[std::max(slots[0], 0)];
-    std::uint64_t last_who = who(last);
-    std::uint8_t mark = hash::mark(last);
-    bool stranger = is_stranger(last);
     std::int64_t i = 0;
     for (; i < n; ++i) {
-      // A slot of -1 asks for what lies before the array: that reads nothing.
-      __builtin_prefetch(records + slots[i + kLinesAhead]);
-      __builtin_prefetch(marks + slots[i + kLinesAhead]);
+      ask_for(*this, slots[i + kLinesAhead]);
       const std::int32_t slot = slots[i];
       if (slot < 0) break;
       const Record& r = records[slot];
-      if (who(r) != last_who) {
-        last_who = who(r);
-        mark = hash::mark(r);
-        stranger = is_stranger(r);
-      }
       const auto position = static_cast<std::uint32_t>(cell + i);
       // chain_value() but for its last step, which changes five of 2^61 values: examine() takes it.
       const std::uint64_t now =
           hash::fold(hash::chain_step(chain, hash::token_term(r.token, r.position)));
-      bool bad = stranger | (r.chain == 0);
-      bad |= marks[slot] != mark;
+      bool bad = is_stranger(r) | (r.chain == 0);
+      bad |= marks[slot] != hash::mark(r);
       bad |= r.position != position;
       bad |= usable & (now != r.chain);
       if constexpr (kTokens) {

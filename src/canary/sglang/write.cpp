@@ -1,6 +1,8 @@
 // Write: stamps the records of the new tokens.
 #include <algorithm>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/parallel.h"
@@ -55,13 +57,30 @@ void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_has
       write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits));
 }
 
+// The chain of a row as its walk goes along: each token's hash waits for the one before.
+struct RunningChain {
+  std::uint64_t hash;
+  std::uint64_t before(std::int64_t) const noexcept { return hash; }
+  void add(std::uint64_t token, std::uint64_t position) noexcept {
+    hash = hash::mix3(hash, token, position);
+  }
+};
+
+// Chains that run_side_by_side() has worked out: by entry, from `first` on.
+struct KnownChain {
+  const std::uint64_t* hashes;
+  std::int64_t first;
+  std::uint64_t before(std::int64_t i) const noexcept { return hashes[i - first]; }
+  void add(std::uint64_t, std::uint64_t) const noexcept {}
+};
+
 // Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
 // `stamp(i, record)` is called for every entry that is written. Both in order of the entries.
-template <class Folded, class Stamp>
-void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& folded,
+template <class Chain, class Folded, class Stamp>
+void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const Folded& folded,
               const Stamp& stamp) {
-  // Each token's hash waits for the one before. Nothing else may: what the loop needs is local, as
-  // the compiler must assume that a stamp changes all other memory.
+  // Nothing but a chain may wait: what the loop needs is local, as the compiler must assume that a
+  // stamp changes all other memory.
   const std::int64_t* const slots = p.slots;
   const std::int64_t* const tokens = p.tokens;
   const std::int64_t* const positions = p.positions;
@@ -69,7 +88,6 @@ void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& 
   const bool check_inputs = p.expected_tokens != nullptr;
   const bool check_positions = row.check_positions;
   const bool seed_exists = row.seed_exists;
-  std::uint64_t chain = row.chain;
   std::int64_t next_position = i64(u64(row.position) + 1);
   std::int64_t entries = 0;
   for (std::int64_t i = row.begin; i < end; ++i) {
@@ -88,21 +106,30 @@ void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& 
     }
     const std::int64_t token = tokens[i];
     const std::int64_t position = positions[i];
-    if (check_inputs) check_input(p, i, chain, tally);
+    const std::uint64_t before = chain.before(i);
+    if (check_inputs) check_input(p, i, before, tally);
     if (check_positions) {
       if (position != next_position) [[unlikely]] {
-        tally.add(write_violation(p, i, chain, token, next_position,
+        tally.add(write_violation(p, i, before, token, next_position,
                                   static_cast<std::int64_t>(FailReason::write_position)));
       }
       next_position = i64(u64(position) + 1);
     }
     stamp(i, Record{.token = token,
                     .position = position,
-                    .prev_hash = i64(chain),
+                    .prev_hash = i64(before),
                     .real_kv_hash = i64(real_kv_hash)});
-    chain = hash::mix3(chain, u64(token), u64(position));
+    chain.add(u64(token), u64(position));
   }
   tally.entries += entries;
+}
+
+// Every entry in at most one row, rows in the order of their entries.
+bool disjoint(const std::vector<Row>& rows) {
+  for (std::size_t r = 1; r < rows.size(); ++r) {
+    if (rows[r].begin < rows[r - 1].end) return false;
+  }
+  return true;
 }
 
 // The fingerprints of one row's entries, folded a group at a time.
@@ -127,29 +154,77 @@ class FoldedGroups {
   bool ok_[kGroup];
 };
 
+// A row's chain on the way: the entry that it has come to.
+struct Runner {
+  std::int64_t i = 0, end = 0;
+  std::uint64_t hash = 0;
+};
+
+// Runs kRunners chains for `steps` entries each, none waiting for another.
+template <int kRunners>
+void run_some(const WriteParams& p, Runner* runners, std::int64_t steps, std::int64_t first,
+              std::uint64_t* hashes) {
+  Runner r[kRunners];
+  std::copy_n(runners, kRunners, r);
+  for (std::int64_t s = 0; s < steps; ++s) {
+    for (int k = 0; k < kRunners; ++k) {
+      const std::int64_t i = r[k].i++;
+      hashes[i - first] = r[k].hash;
+      if (within(p.slots[i], p.context.num_slots))  // else it is as if the entry were not there
+        r[k].hash = hash::mix3(r[k].hash, u64(p.tokens[i]), u64(p.positions[i]));
+    }
+  }
+  std::copy_n(r, kRunners, runners);
+}
+
+constexpr std::size_t kSideBySide = 4;  // rows whose chains run together
+
+// The chains of a few rows, by entry from the first row's on. A chain is bound by its latency: four
+// of them take no longer than one.
+void run_side_by_side(const WriteParams& p, std::span<const Row> rows, std::uint64_t* hashes) {
+  std::vector<Runner> runners;
+  for (const Row& row : rows) runners.push_back({row.begin, row.end, row.chain});
+  while (!runners.empty()) {
+    std::int64_t steps = runners[0].end - runners[0].i;
+    for (const Runner& r : runners) steps = std::min(steps, r.end - r.i);
+    constexpr decltype(&run_some<1>) kRun[] = {run_some<1>, run_some<2>, run_some<3>, run_some<4>};
+    static_assert(std::size(kRun) == kSideBySide);
+    kRun[runners.size() - 1](p, runners.data(), steps, rows[0].begin, hashes);
+    std::erase_if(runners, [](const Runner& r) { return r.i == r.end; });
+  }
+}
+
 void write_serial(const WriteParams& p, const std::vector<Row>& rows, Tally& tally) {
   const auto stamp = [context = p.context, slots = p.slots](std::int64_t i, const Record& record) {
     store(context, slots[i], record);
   };
   const auto no_bytes = [num_slots = p.context.num_slots, slots = p.slots](
                             std::int64_t i, std::uint64_t&) { return within(slots[i], num_slots); };
-  for (const Row& row : rows) {
-    if (p.context.num_sources == 0) {
-      walk_row(p, row, tally, no_bytes, stamp);
-    } else {
+  if (p.context.num_sources > 0) {
+    for (const Row& row : rows) {
       FoldedGroups groups(p, row);
       const auto folded = [&](std::int64_t i, std::uint64_t& hash) { return groups(i, hash); };
-      walk_row(p, row, tally, folded, stamp);
+      walk_row(p, row, RunningChain{row.chain}, tally, folded, stamp);
+    }
+    return;
+  }
+  if (rows.size() == 1 || !disjoint(rows)) {
+    for (const Row& row : rows) {
+      walk_row(p, row, RunningChain{row.chain}, tally, no_bytes, stamp);
+    }
+    return;
+  }
+  // Stamped in the order of the entries all the same, as if one chain had followed the other.
+  std::vector<std::uint64_t> hashes;
+  for (std::size_t at = 0; at < rows.size(); at += kSideBySide) {
+    const auto some = std::span(rows).subspan(at, std::min(kSideBySide, rows.size() - at));
+    const std::int64_t first = some.front().begin;
+    hashes.resize(static_cast<std::size_t>(some.back().end - first));
+    run_side_by_side(p, some, hashes.data());
+    for (const Row& row : some) {
+      walk_row(p, row, KnownChain{hashes.data(), first}, tally, no_bytes, stamp);
     }
   }
-}
-
-// Every entry in at most one row, rows in the order of their entries.
-bool disjoint(const std::vector<Row>& rows) {
-  for (std::size_t r = 1; r < rows.size(); ++r) {
-    if (rows[r].begin < rows[r - 1].end) return false;
-  }
-  return true;
 }
 
 // Fingerprints by entry, chains by row, then stores by slot: each thread keeps to its own slots, so
@@ -177,7 +252,7 @@ void write_parallel(const WriteParams& p, const std::vector<Row>& rows, int thre
   parallel_for(threads, num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<std::size_t>(r);
-      walk_row(p, rows[at], tallies[at], folded, stamp);
+      walk_row(p, rows[at], RunningChain{rows[at].chain}, tallies[at], folded, stamp);
     }
   });
   const std::int64_t part = p.context.num_slots / threads + 1;
