@@ -164,14 +164,19 @@ struct Runner {
 template <int kRunners>
 void run_some(const WriteParams& p, Runner* runners, std::int64_t steps, std::int64_t first,
               std::uint64_t* hashes) {
-  Runner r[kRunners];
+  Runner r[kRunners];  // in registers
   std::copy_n(runners, kRunners, r);
+  const std::int64_t* const slots = p.slots;
+  const std::int64_t* const tokens = p.tokens;
+  const std::int64_t* const positions = p.positions;
+  const std::int64_t num_slots = p.context.num_slots;
   for (std::int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 8
     for (int k = 0; k < kRunners; ++k) {
       const std::int64_t i = r[k].i++;
       hashes[i - first] = r[k].hash;
-      if (within(p.slots[i], p.context.num_slots))  // else it is as if the entry were not there
-        r[k].hash = hash::mix3(r[k].hash, u64(p.tokens[i]), u64(p.positions[i]));
+      if (within(slots[i], num_slots))  // else it is as if the entry were not there
+        r[k].hash = hash::mix3(r[k].hash, u64(tokens[i]), u64(positions[i]));
     }
   }
   std::copy_n(r, kRunners, runners);
