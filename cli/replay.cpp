@@ -34,7 +34,7 @@ struct Arguments {
   canary::Format format = canary::Format::serinus;
   canary::VerifyPolicy verify = canary::VerifyPolicy::rolling;
   RealData real_data = RealData::all;
-  std::int64_t budget = 1024;
+  std::int64_t budget = 2048;
   std::int64_t requests = 0;
   std::uint64_t seed = 1;
   std::string admit = "batch";

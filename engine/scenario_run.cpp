@@ -21,12 +21,9 @@ namespace serinus::engine {
 namespace {
 
 using canary::Moment;
-using canary::NullSlot;
 using canary::Owner;
 using canary::PoolKind;
-using canary::Reason;
 using canary::Record;
-using canary::SlotState;
 using canary::SweepEntry;
 using canary::VerifyPolicy;
 using canary::Violation;

@@ -5,6 +5,8 @@
 
 #include <serinus/canary.h>
 
+#include "canary/reporter.h"
+
 namespace serinus::canary {
 namespace {
 
@@ -84,6 +86,50 @@ TEST(Report, Names) {
   EXPECT_STREQ(name_of(Format::sglang), "sglang");
   EXPECT_STREQ(name_of(Depth::partial), "partial");
   EXPECT_STREQ(name_of(Moment::sweep), "sweep");
+}
+
+// One fault is one report, until a new reason shows: then it tells of the sighting that brought it,
+// which may be another request's, and of all that was known.
+TEST(Reporter, ANewReasonTellsOfItsOwnSighting) {
+  EventLog events(4);
+  events.add_pool(10);
+  Reporter reporter(1, Mode::log, events);
+  reporter.add_pool_name("kv");
+  Violation first;
+  first.slot = 5;
+  first.reasons = Reason::chain;
+  first.request = 11;
+  first.prev_slot = 7;
+  first.expected_chain = 99;
+  first.first_step = first.last_step = 10;
+  reporter.report(first, 1);
+  EXPECT_EQ(reporter.take().at(0).request, 11u);
+  Violation second = first;
+  second.reasons = Reason::token;
+  second.request = 20;
+  second.prev_slot = 9;
+  second.expected_chain = 0;
+  second.first_step = second.last_step = 30;
+  reporter.report(second, 1);
+  const std::vector<Violation> again = reporter.take();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(names_of(again[0].reasons), "token+chain");
+  EXPECT_EQ(again[0].request, 20u);
+  EXPECT_EQ(again[0].prev_slot, 9);
+  EXPECT_EQ(again[0].expected_chain, 99u);
+  EXPECT_EQ(again[0].first_step, 10u);
+  EXPECT_EQ(again[0].last_step, 30u);
+  EXPECT_EQ(again[0].count, 2u);
+  reporter.report(first, 1);
+  EXPECT_TRUE(reporter.take().empty());
+  // Where the ring is full of others, a new reason is lost, and counted.
+  Violation other = first;
+  other.slot = 6;
+  reporter.report(other, 1);
+  second.reasons = Reason::position;
+  reporter.report(second, 1);
+  EXPECT_EQ(reporter.take().size(), 1u);
+  EXPECT_EQ(reporter.counts().dropped, 1u);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ inline void store(const ContextParams& c, std::int64_t slot, const Record& r) no
 template <int kForWrite>
 inline void prefetch(const ContextParams& c, std::int64_t slot) noexcept {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(c.records) + u64(slot) * u64(c.stride);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): arithmetic on a pointer may not leave its array
   __builtin_prefetch(reinterpret_cast<const void*>(at), kForWrite, 3);
 }
 
