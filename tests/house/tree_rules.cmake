@@ -5,7 +5,7 @@
 set(broken "")
 
 file(GLOB_RECURSE sources ${ROOT}/include/*.h ${ROOT}/src/*.h ${ROOT}/src/*.cpp ${ROOT}/engine/*.h
-  ${ROOT}/engine/*.cpp ${ROOT}/cli/*.h ${ROOT}/cli/*.cpp ${ROOT}/tests/*.h ${ROOT}/tests/*.cpp
+  ${ROOT}/engine/*.cpp ${ROOT}/serve/*.h ${ROOT}/serve/*.cpp ${ROOT}/cli/*.h ${ROOT}/cli/*.cpp ${ROOT}/tests/*.h ${ROOT}/tests/*.cpp
   ${ROOT}/bench/*.h ${ROOT}/bench/*.cpp)
 list(LENGTH sources count)
 if(count LESS 20)
