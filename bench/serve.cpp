@@ -51,7 +51,7 @@ void rest(int milliseconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string json = argc == 3 && std::string_view(argv[1]) == "--json" ? argv[2] : "";
+  const char* json = argc == 3 && std::string_view(argv[1]) == "--json" ? argv[2] : "";
   canary::Options options;
   options.depth = canary::Depth::none;
   canary::Monitor monitor(options);

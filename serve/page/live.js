@@ -1,7 +1,7 @@
 // The live page: asks the API now and then, and shows what it says. No state but what is on screen.
 'use strict';
 
-const kEvery = 1000, kEveryIdle = 3000, kLongestPause = 8000;  // ms
+const kEvery = 1000, kEveryIdle = 3000, kSoon = 300, kLongestPause = 8000;  // ms
 const kListed = 200;    // violations on the page; the API has more
 const kMapHeight = 230; // px, about
 const kMargin = 3;      // px around a map, for the rings at its edge
@@ -152,8 +152,10 @@ class PoolMap {
     const marks = pool.map.violations.reduce((a, b) => a + b, 0);
     const {free, empty, written, cached} = pool.counts;
     const legend = {free, empty, cached, request: written - cached, violations: marks};
+    this.known = pool.map.passes > 0;  // else nobody has looked at all of it yet
     for (const [kind, n] of Object.entries(legend)) {
-      card.querySelector(`.legend .${kind} b`).textContent = grouped(n);
+      card.querySelector(`.legend .${kind} b`).textContent =
+          this.known || kind === 'violations' ? grouped(n) : '…';
     }
     canvas.setAttribute('aria-label', `Map of pool ${pool.name}, ${
         plural(pool.map.slots_per_cell, 'slot')} a step; Enter looks at a slot`);
@@ -172,6 +174,7 @@ class PoolMap {
   text(cell) {
     const {map} = this.pool;
     const [begin, end] = this.range(cell);
+    if (!this.known) return `slots ${grouped(begin)} to ${grouped(end)}`;
     const written = map.written[cell], empty = map.empty[cell];
     const free = end - begin + 1 - written - empty;
     const parts = [written && `${grouped(written)} written`,
@@ -420,7 +423,8 @@ function sentence(s) {
 }
 
 function showSlot(s) {
-  const {record: r, ledger: l} = s;
+  const {ledger: l} = s;
+  const r = s.record && /[^0]/.test(s.record.chain) ? s.record : null;  // zeros: never written, or erased
   const parts = [element('p', {className: 'sentence'}, sentence(s))];
   const rows = [];
   const row = (name, written, now, mustAgree = false) => {
@@ -490,6 +494,7 @@ async function refresh() {
     showPools((await ask('/api/pools')).pools);
   }
   pause = stats.engine.state === 'running' ? kEvery : kEveryIdle;
+  if (maps.some((m) => !m.known)) pause = kSoon;
   document.body.dataset.state = stats.engine.state;
 }
 
