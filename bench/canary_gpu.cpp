@@ -118,11 +118,13 @@ class Bench {
                tb_per_s, tb_per_s / copy_);
     std::fflush(stdout);
     if (options_.json.empty()) return;
-    std::ofstream(options_.json + "/canary-all.jsonl", std::ios::app) << fmt::format(
-        "{{\"case\": \"{}\", \"format\": \"{}\", \"mode\": \"{}\", \"median_us\": {:.3f}, "
-        "\"bytes\": {:.0f}, \"tb_per_s\": {:.4f}, \"share_of_copy\": {:.4f}, \"device\": \"{}\", "
-        "\"commit\": \"{}\"}}\n",
-        name, format, mode, us, bytes, tb_per_s, tb_per_s / copy_, device_, options_.commit);
+    std::ofstream(options_.json + "/canary-" + format + "-" + name + "-" + mode + ".json")
+        << fmt::format(
+               "{{\"case\": \"{}\", \"format\": \"{}\", \"mode\": \"{}\", \"median_us\": {:.3f}, "
+               "\"bytes\": {:.0f}, \"tb_per_s\": {:.4f}, \"share_of_copy\": {:.4f}, \"device\": "
+               "\"{}\", "
+               "\"commit\": \"{}\"}}\n",
+               name, format, mode, us, bytes, tb_per_s, tb_per_s / copy_, device_, options_.commit);
   }
 
  private:
@@ -155,7 +157,8 @@ constexpr std::int64_t kSlots = 1 << 20, kPage = 64, kRowBytes = 1024;
 constexpr std::int64_t kRequests = 256, kContext = 4096, kChunk = 16384;
 
 /// Slots of the pool in the order in which they are handed out: pages shuffled, slots within a page
-/// in order. The first page, of the null slot, comes last.
+/// in order. The first page, of the null slot, comes last: where all slots are used, so is that
+/// one, which the canary rightly reports.
 std::vector<std::int64_t> handed_out() {
   std::vector<std::int64_t> pages(kSlots / kPage);
   std::iota(pages.begin(), pages.end(), std::int64_t{0});

@@ -50,8 +50,7 @@ void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Mom
 void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, const std::int64_t*,
                          Moment, Device, Stream) {}
 void launch_null_digest(const PoolParams&, Device, Stream) {}
-void launch_plan(const PoolParams&, const BatchParams&, std::int64_t, bool, Range*, Device,
-                 Stream) {}
+void launch_plan(const PoolParams&, const BatchParams&, std::int64_t, Range*, Device, Stream) {}
 void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t, std::int64_t*,
                        std::int64_t*, Device, Stream) {}
 void launch_clear_ring(const RingParams&, Device, Stream) {}

@@ -180,8 +180,8 @@ void launch_verify_slots(const PoolParams&, const RingParams&, SlotList list,
 void launch_null_digest(const PoolParams&, Device, Stream);
 
 // plan.cu
-void launch_plan(const PoolParams&, const BatchParams&, std::int64_t records, bool roll,
-                 Range* ranges, Device, Stream);
+void launch_plan(const PoolParams&, const BatchParams&, std::int64_t records, Range* ranges, Device,
+                 Stream);
 void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t most, std::int64_t* slots,
                        std::int64_t* count, Device, Stream);
 void launch_clear_ring(const RingParams&, Device, Stream);

@@ -17,10 +17,10 @@ using Reduce = cub::BlockReduce<unsigned long long, kThreads>;
 using Scan = cub::BlockScan<int, kThreads>;
 
 /// Ranges of every request: what is due; and of `records` cells its share by length, at least one,
-/// from where it stopped the last time, in up to two pieces. `roll` off: all of the prefix.
+/// from where it stopped the last time, in up to two pieces.
 __global__ void __launch_bounds__(kThreads)
     plan_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ BatchParams b,
-                std::int64_t records, bool roll, Range* ranges) {
+                std::int64_t records, Range* ranges) {
   __shared__ Reduce::TempStorage scratch;
   __shared__ std::uint64_t total;
   const auto prefix = [&](std::int64_t r) -> Range {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t row = b.rows[r];
     if (row == 0 || !has_row(b.table, row)) continue;
     const Range all = prefix(r);
-    if (b.due != nullptr && roll) {
+    if (b.due != nullptr) {
       Range due{b.due[2 * r], b.due[2 * r + 1]};
       // A window leaves the last cells only.
       const std::int64_t first = p.window > 0 ? first_cell(p, b.prefix_lens[r]) : 0;
@@ -51,10 +51,6 @@ __global__ void __launch_bounds__(kThreads)
       if (due.begin < due.end) to[0] = due;
     }
     if (all.begin >= all.end) continue;
-    if (!roll) {
-      to[1] = all;
-      continue;
-    }
     const auto length = static_cast<std::uint64_t>(all.end - all.begin);
     const auto share =
         (static_cast<hash::u128>(length) * static_cast<std::uint64_t>(records) + (total - 1)) /
@@ -132,10 +128,10 @@ __global__ void next_step_kernel(const __grid_constant__ RingParams ring) {
 
 }  // namespace
 
-void launch_plan(const PoolParams& p, const BatchParams& b, std::int64_t records, bool roll,
-                 Range* ranges, Device device, Stream stream) {
+void launch_plan(const PoolParams& p, const BatchParams& b, std::int64_t records, Range* ranges,
+                 Device device, Stream stream) {
   const gpu::OnDevice current(device);
-  gpu::launch("canary plan", plan_kernel, {1, kThreads}, stream, p, b, records, roll, ranges);
+  gpu::launch("canary plan", plan_kernel, {1, kThreads}, stream, p, b, records, ranges);
 }
 
 void launch_sweep_plan(const PoolParams& p, const RingParams& ring, std::int64_t most,

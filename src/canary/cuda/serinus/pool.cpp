@@ -446,7 +446,7 @@ void verify(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& b
   std::int64_t cells = b.num_requests * std::min(b.table.width, std::int64_t{1} << 31);
   if (roll) {
     const std::int64_t records = std::max<std::int64_t>(options.records, 1);
-    launch_plan(p, b, records, roll, w.ranges, device, stream);
+    launch_plan(p, b, records, w.ranges, device, stream);
     if (b.due == nullptr) cells = std::min(cells, records + 2 * b.num_requests);
   }
   launch_verify(p, r, b, options.moment, roll ? w.ranges : nullptr, cells, device, stream);
