@@ -43,7 +43,7 @@ void blame(Disagreement& d, int rank, const std::string& why) {
 
 }  // namespace
 
-RankDigest digest_of(const Node& node, const Request& request) {
+RankDigest digest_of(Node& node, const Request& request) {
   return {request.id, static_cast<std::uint32_t>(node.held(request)), node.digest(request)};
 }
 
@@ -65,7 +65,7 @@ std::vector<Disagreement> agree(Node& node, Transport& transport,
     if (std::ranges::count(of_ranks, of_ranks[0]) == ranks) continue;
     std::vector<std::uint64_t> values;
     for (const RankDigest& d : of_ranks) values.push_back(d.digest);
-    node.monitor.on_rank_digests(mine[i].request, mine[i].request, values);
+    node.watch.on_rank_digests(mine[i].request, values);
     found.push_back({mine[i].request, {}, {}});
     digests.push_back(std::move(of_ranks));
     own.push_back(own_reasons(node, *requests[i]));

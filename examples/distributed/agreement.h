@@ -24,7 +24,7 @@ struct RankDigest {
   friend bool operator==(const RankDigest&, const RankDigest&) = default;
 };
 static_assert(sizeof(RankDigest) == 16);
-RankDigest digest_of(const Node& node, const Request& request);
+RankDigest digest_of(Node& node, const Request& request);
 
 /// A request that the ranks do not hold alike.
 struct Disagreement {

@@ -1,5 +1,6 @@
 // KV in host memory: the sockets that carry the messages carry the bytes, too.
 #include "memory.h"
+#include "node.h"
 #include "ranks.h"
 
 namespace distributed {
@@ -9,8 +10,10 @@ namespace {
 struct HostPlane : DataPlane {
   explicit HostPlane(SocketTransport& control) : sockets(control) {}
   Memory& memory() override { return host; }
+  Watch& watch() override { return monitor; }
   Transport& transport() override { return sockets; }
   HostMemory host;
+  MonitorWatch monitor{watch_options()};
   SocketTransport& sockets;
 };
 

@@ -10,9 +10,7 @@ namespace distributed {
 
 using serinus::DType;
 using serinus::TensorView;
-using serinus::canary::Moment;
 using serinus::canary::Reason;
-using serinus::canary::SlotState;
 using serinus::canary::Source;
 using serinus::canary::Violation;
 
@@ -43,18 +41,17 @@ std::vector<std::uint32_t> prompt_of(std::size_t length, std::uint32_t first) {
   return tokens;
 }
 
-/// A budget so small that a pass over the pool takes several steps, as in a pool of real size.
-static serinus::canary::Options options() {
+serinus::canary::Options watch_options() {
   serinus::canary::Options o;
   o.records_per_step = 128;
-  o.source_digests = true;  // names layer and head; they travel with the records
+  o.source_digests = true;
   return o;
 }
 
-Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memory)
+Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memory, Watch& over)
     : model(m),
       layout(layout_of(m)),
-      monitor(options()),
+      watch(over),
       memory_(memory),
       free_pages_(static_cast<std::size_t>(pages - 1)),
       req_to_token_(static_cast<std::size_t>(kRows * kCells)),
@@ -72,7 +69,7 @@ Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memor
   pool.num_layers = model.layers;
   pool.buffers = buffers_;
   pool.num_slots = pages * model.page_size;
-  monitor.add_pool(pool);
+  watch.add_pool(pool, kRows);
 
   std::iota(free_pages_.begin(), free_pages_.end(), 1);  // page 0 holds the null slot
   std::ranges::sort(free_pages_, {}, [seed](std::int64_t page) {
@@ -88,7 +85,7 @@ bool Node::reserve(Request& request, std::int64_t tokens) {
     const std::int64_t page = free_pages_.back();
     free_pages_.pop_back();
     request.pages.push_back(page);
-    monitor.on_alloc(kPool, slots_of(std::span(&page, 1), 0, model.page_size), request.id);
+    watch.on_alloc(slots_of(std::span(&page, 1), 0, model.page_size), request.id);
   }
   // The table that attention would walk.
   const std::vector<std::int64_t> slots =
@@ -101,13 +98,13 @@ bool Node::reserve(Request& request, std::int64_t tokens) {
 
 void Node::release(Request& request) {
   for (const std::int64_t page : request.pages) release_page(request, page);
-  monitor.on_release(request.id);
+  watch.on_release(request.id);
   request.pages.clear();
   request.cached = 0;
 }
 
 void Node::release_page(const Request& request, std::int64_t page) {
-  monitor.on_free(kPool, slots_of(std::span(&page, 1), 0, model.page_size), request.id);
+  watch.on_free(slots_of(std::span(&page, 1), 0, model.page_size), request.id);
   free_pages_.push_back(page);
 }
 
@@ -154,7 +151,7 @@ void Node::forward(std::span<Request* const> requests) {
     std::ranges::copy(r->tokens, expected_tokens_.begin() + r->id * kCells);
   }
   const Tables t = tables_of(requests);
-  monitor.begin_step(t.batch);
+  watch.begin_step(t.batch);
   for (Request* r : requests) {
     const auto size = static_cast<std::int64_t>(r->tokens.size());
     const std::vector<std::int64_t> slots = slots_of(r->pages, 0, size);
@@ -168,13 +165,13 @@ void Node::forward(std::span<Request* const> requests) {
     }
     r->cached = size;
   }
-  monitor.end_step(t.batch);
+  watch.end_step(t.batch);
 }
 
 Reason Node::verify(const Request& request) {
   const Request* one[] = {&request};
   std::ranges::copy(request.tokens, expected_tokens_.begin() + request.id * kCells);
-  monitor.verify_now(Moment::head, request.id, request.id, 0, request.cached, tables_of(one).batch);
+  watch.verify(tables_of(one).batch);
   take();
   return found_[request.id];
 }
@@ -185,21 +182,22 @@ std::vector<Violation> Node::poll() {
 }
 
 void Node::take() {
-  for (Violation& v : monitor.poll()) {
+  for (Violation& v : watch.poll()) {
     found_[v.request] |= v.reasons;
     found_since_poll_.push_back(std::move(v));
   }
 }
 
-std::int64_t Node::held(const Request& request) const {
-  return std::ranges::count_if(
-      slots_of(request.pages, 0, request.cached),
-      [this](std::int64_t slot) { return monitor.state(kPool, slot) == SlotState::written; });
+std::int64_t Node::held(const Request& request) {
+  std::vector<serinus::canary::Record> records(static_cast<std::size_t>(request.cached));
+  watch.on_store(slots_of(request.pages, 0, request.cached), records, {});
+  return std::ranges::count_if(records,
+                               [](const auto& r) { return r != serinus::canary::Record{}; });
 }
 
-std::uint64_t Node::digest(const Request& request) const {
+std::uint64_t Node::digest(const Request& request) {
   const Request* one[] = {&request};
-  return monitor.request_digest(request.id, request.cached, tables_of(one).batch);
+  return watch.request_digest(tables_of(one).batch);
 }
 
 std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, std::int64_t first,

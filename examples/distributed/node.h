@@ -11,6 +11,7 @@
 
 #include "memory.h"
 #include "transport.h"
+#include "watch.h"
 
 namespace distributed {
 
@@ -31,6 +32,10 @@ struct Request {
   std::int64_t cached = 0;  ///< tokens whose KV is in the pool
 };
 
+/// A budget so small that a pass over the pool takes several steps, as in a pool of real size; the
+/// digests of sources name layer and head, and travel with the records.
+serinus::canary::Options watch_options();
+
 /// The token after `tokens`: no language model, but as particular about its context.
 std::uint32_t sample(std::span<const std::uint32_t> tokens);
 /// A text of `length` tokens that begins with `first`.
@@ -39,10 +44,9 @@ std::vector<std::uint32_t> prompt_of(std::size_t length, std::uint32_t first);
 class Node {
  public:
   static constexpr std::int64_t kRows = 65, kCells = 1024;  ///< request r has row r of the table
-  static constexpr int kPool = 0;                           ///< its number in the monitor
 
   /// `seed` orders the free pages, so that no two ranks have the same table.
-  Node(const Model& model, std::int64_t pages, std::uint64_t seed, Memory& memory);
+  Node(const Model& model, std::int64_t pages, std::uint64_t seed, Memory& memory, Watch& watch);
 
   /// Gives `request` the pages for `tokens` tokens; false, and nothing changes, without so many.
   bool reserve(Request& request, std::int64_t tokens);
@@ -56,11 +60,11 @@ class Node {
   /// Compares all cells of a request with their records, now. Returns all that was ever found wrong
   /// with the request.
   serinus::canary::Reason verify(const Request& request);
-  /// Monitor::poll(), remembered for verify().
+  /// Watch::poll(), remembered for verify().
   std::vector<serinus::canary::Violation> poll();
   /// Of the request's cells, those whose slot has been written; and the digest over their records.
-  std::int64_t held(const Request& request) const;
-  std::uint64_t digest(const Request& request) const;
+  std::int64_t held(const Request& request);
+  std::uint64_t digest(const Request& request);
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
                                      std::int64_t count) const;
@@ -73,7 +77,7 @@ class Node {
 
   const Model model;
   const serinus::KvLayout layout;
-  serinus::canary::Monitor monitor;
+  Watch& watch;
 
  private:
   struct Tables;  // the arrays of a batch

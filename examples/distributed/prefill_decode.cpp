@@ -80,7 +80,8 @@ int main(int argc, char** argv) {
   return run_ranks(2, kTimeout, [fault](SocketTransport& control) {
     const int rank = control.rank();
     const std::unique_ptr<DataPlane> plane = open_data_plane(control, kTimeout);
-    Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory());
+    if (plane == nullptr) return kCannotRun;
+    Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory(), plane->watch());
     const Link link{control, plane->transport(), 1 - rank};
     return rank == kPrefill ? run_prefill(node, link, fault) : run_decode(node, link, fault);
   });

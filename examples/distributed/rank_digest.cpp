@@ -5,6 +5,7 @@
 // The fault is injected into the second request of rank 1 half-way. Exit code 0: nothing was named
 // without a fault; with one, that rank and that request were, in the step in which it happened. 1:
 // not so. 2: bad command line. 3: a rank failed.
+// 77: this machine has not what it takes.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -40,7 +41,8 @@ int run_rank(SocketTransport& control, const Settings& settings) {
   const int rank = control.rank();
   const bool speaks = rank + 1 == control.size();
   const std::unique_ptr<DataPlane> plane = open_data_plane(control, kTimeout);
-  Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory());
+  if (plane == nullptr) return kCannotRun;
+  Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory(), plane->watch());
 
   std::vector<Request> requests;
   std::vector<Request*> batch;

@@ -8,17 +8,20 @@
 #include "memory.h"
 #include "socket_transport.h"
 #include "transport.h"
+#include "watch.h"
 
 namespace distributed {
 
-/// Where a rank's KV lies, and what moves it. Which one is chosen when a program is linked:
-/// host_plane.cpp or nccl_plane.cpp.
+/// Where a rank's KV lies, what watches it, and what moves it. Which one is chosen when a program
+/// is linked: host_plane.cpp or nccl_plane.cpp.
 struct DataPlane {
   virtual ~DataPlane() = default;
   virtual Memory& memory() = 0;
+  virtual Watch& watch() = 0;
   virtual Transport& transport() = 0;
 };
-/// Called once in each rank's process; `control` connects the ranks already.
+/// Called once in each rank's process; `control` connects the ranks already. Null, and said why,
+/// where this machine has not what it takes (a GPU a rank).
 std::unique_ptr<DataPlane> open_data_plane(SocketTransport& control,
                                            std::chrono::milliseconds timeout);
 
@@ -28,5 +31,6 @@ std::unique_ptr<DataPlane> open_data_plane(SocketTransport& control,
 int run_ranks(int size, std::chrono::milliseconds timeout,
               const std::function<int(SocketTransport& control)>& body);
 inline constexpr int kRankFailed = 3;
+inline constexpr int kCannotRun = 77;  ///< no data plane here: what CTest takes for "skipped"
 
 }  // namespace distributed

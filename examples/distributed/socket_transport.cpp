@@ -50,6 +50,11 @@ void SocketTransport::all_gather(Segment mine, Segment all) {
   exchange(std::move(flows), "gathering from all ranks");
 }
 
+bool SocketTransport::has_hung_up(int peer) const {
+  pollfd end{sockets_[static_cast<std::size_t>(peer)], POLLRDHUP, 0};
+  return ::poll(&end, 1, 0) > 0 && (end.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 void SocketTransport::exchange(std::vector<Flow> flows, const char* doing) {
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   if (!broken_.empty()) lost(flows.empty() ? rank_ : flows.front().peer, broken_, doing);

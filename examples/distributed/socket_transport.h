@@ -23,6 +23,8 @@ class SocketTransport : public Transport {
   void send(int peer, std::span<const Segment> segments) override;
   void receive(int peer, std::span<const Segment> segments) override;
   void all_gather(Segment mine, Segment all) override;
+  /// Whether the peer has closed its end: for who waits for it in another way.
+  bool has_hung_up(int peer) const;
 
  private:
   /// Bytes on their way in one direction of one socket.

@@ -190,13 +190,16 @@ std::vector<Site> sites_in(const std::string& file, const std::string& source) {
     out.push_back(std::move(site));
   }
   // raise("slug", {...}): code that has the public headers only.
-  for (auto at = s.find("raise(\""); at != std::string::npos; at = s.find("raise(\"", at + 1)) {
+  constexpr std::string_view kRaise = "raise(";
+  for (auto at = s.find(kRaise); at != std::string::npos; at = s.find(kRaise, at + 1)) {
+    const std::size_t slug = skip_space(s, at + kRaise.size());
+    if (slug >= s.size() || s[slug] != '"') continue;
     Site site;
     site.file = file;
     site.line = 1 + static_cast<std::size_t>(
                         std::count(s.begin(), s.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
-    const std::size_t end = skip_literal(s, at + 6);
-    site.page = s.substr(at + 7, end - at - 8);
+    const std::size_t end = skip_literal(s, slug);
+    site.page = s.substr(slug + 1, end - slug - 2);
     std::ranges::replace(site.page, '-', '_');
     const std::size_t comma = skip_space(s, end);
     if (comma < s.size() && s[comma] == ',') {

@@ -52,7 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Small, so that much happens in few bytes: 12 bytes a token, pages of 4.
   const Model model{.layers = 1, .page_size = 4, .heads = 1, .head_size = 2, .side_bytes = 4};
   HostMemory memory;
-  Node node(model, 16, 1, memory);
+  MonitorWatch watch(watch_options());
+  Node node(model, 16, 1, memory, watch);
   Recording peer(greeting_of(node.layout, model.layers), {data, size});
   Decode decode(node, {peer, peer, 0}, Fault::none, [](const std::string&) {});
   try {
