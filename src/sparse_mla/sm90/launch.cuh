@@ -8,12 +8,11 @@
 
 namespace serinus::sparse_mla::sm90 {
 
-template <int kDQK, Form kForm>
+template <int kDQK, int kHeads>
 void launch(const KernelParams& k, const Plan& plan, Stream stream) {
-  using C = Config<kDQK, kForm>;
+  using C = Config<kDQK, kHeads>;
   gpu::Shape shape;
-  shape.cluster = C::kDuo ? 2 : 1;
-  shape.grid = std::min<unsigned>(k.items, static_cast<unsigned>(plan.slots)) * shape.cluster;
+  shape.grid = std::min<unsigned>(k.items, static_cast<unsigned>(plan.slots));
   shape.block = kThreads;
   shape.shared_bytes = C::kShared;
   gpu::launch("sparse_mla_sm90", sparse_mla_kernel<C>, shape, stream, k);

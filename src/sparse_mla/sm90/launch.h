@@ -1,4 +1,4 @@
-// One kernel a form and head dimension; each is compiled in a file of instantiations/.
+// One kernel a head dimension and number of heads; each is compiled in a file of instantiations/.
 #pragma once
 
 #include <serinus/tensor.h>
@@ -7,7 +7,7 @@
 
 namespace serinus::sparse_mla::sm90 {
 
-template <int kDQK, Form kForm>
+template <int kDQK, int kHeads>
 void launch(const KernelParams& k, const Plan& plan, Stream stream);
 
 /// Partial results of splits to outputs, in a fixed order.

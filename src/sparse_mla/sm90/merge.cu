@@ -22,13 +22,19 @@ __global__ void __launch_bounds__(32 * kWarps)
   const auto partial = [&](std::uint32_t split) {
     return (first_item + split) * heads_of_item + head % heads_of_item;
   };
-  float max = -INFINITY;
-  for (std::uint32_t s = 0; s < k.splits; ++s) max = fmaxf(max, k.partial_stats[partial(s)].max);
+  float max = -INFINITY, reference = -INFINITY;
+  for (std::uint32_t s = 0; s < k.splits; ++s) {
+    const PartialStats stats = k.partial_stats[partial(s)];
+    max = fmaxf(max, stats.max);
+    // Of an empty part the reference says nothing.
+    if (stats.sum != 0) reference = fmaxf(reference, stats.reference);
+  }
+  reference = finite_max(reference);
   float sum = 0, weights = 0;
   float4 acc[4] = {};
   for (std::uint32_t s = 0; s < k.splits; ++s) {
     const PartialStats stats = k.partial_stats[partial(s)];
-    const float factor = gpu::ptx::exp2_approx(stats.max - finite_max(max));
+    const float factor = gpu::ptx::exp2_approx(fminf(stats.reference - reference, 0.f));
     sum += stats.sum * factor;
     weights += stats.weights * factor;
     const auto* v = reinterpret_cast<const uint2*>(k.partial_out + partial(s) * kDV) + lane;
@@ -43,7 +49,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       acc[i].w += hi.y * factor;
     }
   }
-  const RowEnd end(k.p, head, max, sum, weights);
+  const RowEnd end(k.p, head, max, reference, sum, weights);
   auto* out = reinterpret_cast<__nv_bfloat162*>(k.p.out + row * kDV) + 2 * lane;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

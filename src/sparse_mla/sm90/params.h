@@ -7,20 +7,12 @@
 
 namespace serinus::sparse_mla::sm90 {
 
-/// How 64 query heads of a token and the other half of its work share out the SMs.
-enum class Form : std::uint8_t {
-  solo,  ///< one CTA, 64 heads: the partners are its two warpgroups
-  duo,   ///< a cluster of two CTAs, 128 heads: the partners sit in the two CTAs
-};
-
-/// Tokens of a block: what one warpgroup scores at a time. A pair is two blocks, one a partner.
+/// Rows of kv that are scored at a time.
 inline constexpr int kBlock = 64;
-inline constexpr int kPair = 2 * kBlock;
 
 /// A work item is `heads` query heads of one token over one of `splits` parts of its indices.
 struct Plan {
-  Form form = Form::solo;
-  int heads = 64;       ///< of a work item: 64 or 128, padded
+  int heads = 64;       ///< of a work item: 8, 16, 32 or 64, the last ones padded
   int head_groups = 1;  ///< work items side by side that cover h_q
   int splits = 1;       ///< parts of the indices; more than one leaves partial results to merge
   int slots = 1;        ///< work items that run at the same time
@@ -29,10 +21,10 @@ struct Plan {
 
 /// A row of a partial result: what merging needs beside the sums.
 struct PartialStats {
-  float max;      ///< largest logit, in units of log 2; -inf if nothing was valid
-  float sum;      ///< sum of exp2(logit - max), scaled like the weights
-  float weights;  ///< the same of the rounded weights, which is what multiplied V
-  float unused;
+  float max;        ///< largest logit, in units of log 2; -inf if nothing was valid
+  float reference;  ///< what the weights count from, likewise
+  float sum;        ///< sum of exp2(logit - reference), scaled like the weights
+  float weights;    ///< the same of the rounded weights, which is what multiplied V
 };
 
 struct KernelParams {

@@ -10,9 +10,15 @@ namespace serinus::sparse_mla::sm90 {
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-/// Weights are 2^kWeightShift exp(logit - max): the largest is 256, so that none passes e4m3's 448
-/// and small ones keep clear of its smallest, 2^-9.
+/// Weights are 2^kWeightShift exp(logit - reference): around 256 at the reference, so that none
+/// passes e4m3's 448 and small ones keep clear of its smallest, 2^-9.
 inline constexpr float kWeightShift = 8;
+
+/// How far, in bits, a score may exceed what the weights count from: 256 x 2^0.8 is below 448.
+#ifndef SLACK
+#define SLACK 0.8f
+#endif
+inline constexpr float kSlack = SLACK;
 
 /// -inf would make NaN of a difference; a row without a valid token so far counts from 0.
 __device__ __forceinline__ float finite_max(float max) {
@@ -23,16 +29,16 @@ struct RowEnd {
   float max_logits, lse;
   float factor;  // of the sums of V
 
-  /// `max` in units of log 2.
-  __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float max, float sum,
-                                    float weights) {
+  /// `max` and `reference` in units of log 2; the latter finite.
+  __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float max, float reference,
+                                    float sum, float weights) {
     const float sink = p.attn_sink != nullptr ? p.attn_sink[head] : -INFINITY;
     if (sum == 0) {  // nothing valid (a NaN that was read makes the sum NaN)
       max_logits = -INFINITY;
       lse = p.empty_row_lse;
       factor = 0;
     } else {
-      const float log2_sum = __log2f(sum) - kWeightShift + finite_max(max);
+      const float log2_sum = __log2f(sum) - kWeightShift + reference;
       max_logits = sum == sum ? max * kLn2 : sum;
       lse = log2_sum * kLn2;
       // exp(lse) / (exp(lse) + exp(sink)), by the difference alone.

@@ -13,7 +13,6 @@ namespace serinus::sparse_mla {
 
 namespace {
 
-using sm90::Form;
 using sm90::KernelParams;
 using sm90::PartialStats;
 using sm90::Plan;
@@ -22,17 +21,17 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a pair's
+/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a block's
 /// time; measured: docs/design/sparse_mla_sm90.md.
-int choose_splits(std::int64_t items, std::int64_t pairs, std::int64_t slots) {
-  constexpr double kStart = 2.5;  // of an item: its first rows and its epilogue
-  constexpr double kMerge = 3;
+int choose_splits(std::int64_t items, std::int64_t blocks, std::int64_t slots) {
+  constexpr double kStart = 5;  // of an item: its first rows and its epilogue
+  constexpr double kMerge = 5;
   int best = 1;
   double best_cost = 0;
-  for (int s = 1; s <= std::min<std::int64_t>(16, pairs); ++s) {
+  for (int s = 1; s <= std::min<std::int64_t>(16, blocks); ++s) {
     const auto waves = static_cast<double>(ceil_div(items * s, slots));
     const double cost =
-        waves * (static_cast<double>(ceil_div(pairs, s)) + kStart) + (s > 1 ? kMerge : 0);
+        waves * (static_cast<double>(ceil_div(blocks, s)) + kStart) + (s > 1 ? kMerge : 0);
     if (s == 1 || cost < best_cost) {
       best = s;
       best_cost = cost;
@@ -43,18 +42,11 @@ int choose_splits(std::int64_t items, std::int64_t pairs, std::int64_t slots) {
 
 Plan make_plan(const Params& p, int multiprocessors) {
   Plan plan;
-  const std::int64_t groups = ceil_div(p.h_q, 64);
-  if (groups % 2 == 0) {
-    plan.form = Form::duo;
-    plan.heads = 128;
-    plan.head_groups = static_cast<int>(groups / 2);
-    plan.slots = multiprocessors / 2;
-  } else {
-    plan.head_groups = static_cast<int>(groups);
-    plan.slots = multiprocessors;
-  }
+  plan.heads = p.h_q <= 8 ? 8 : p.h_q <= 16 ? 16 : p.h_q <= 32 ? 32 : 64;
+  plan.head_groups = static_cast<int>(ceil_div(p.h_q, plan.heads));
+  plan.slots = std::max(multiprocessors, 1);
   const std::int64_t items = p.s_q * plan.head_groups;
-  plan.splits = choose_splits(items, ceil_div(p.topk, sm90::kPair), std::max(plan.slots, 1));
+  plan.splits = choose_splits(items, ceil_div(p.topk, sm90::kBlock), plan.slots);
   plan.items = items * plan.splits;
   return plan;
 }
@@ -84,13 +76,13 @@ bool is_aligned(const Params& p) {
          0;
 }
 
+template <int kDQK>
 void launch(const KernelParams& k, const Plan& plan, Stream stream) {
-  if (plan.form == Form::duo) {
-    k.p.d_qk == 576 ? sm90::launch<576, Form::duo>(k, plan, stream)
-                    : sm90::launch<512, Form::duo>(k, plan, stream);
-  } else {
-    k.p.d_qk == 576 ? sm90::launch<576, Form::solo>(k, plan, stream)
-                    : sm90::launch<512, Form::solo>(k, plan, stream);
+  switch (plan.heads) {
+    case 8: return sm90::launch<kDQK, 8>(k, plan, stream);
+    case 16: return sm90::launch<kDQK, 16>(k, plan, stream);
+    case 32: return sm90::launch<kDQK, 32>(k, plan, stream);
+    default: return sm90::launch<kDQK, 64>(k, plan, stream);
   }
 }
 
@@ -129,7 +121,7 @@ void run_sm90(const Params& p, Device device, Stream stream) {
   for (std::int64_t first = 0; first < p.s_q; first += most) {
     k.p = part(p, first, std::min(most, p.s_q - first));
     k.items = static_cast<std::uint32_t>(k.p.s_q * plan.head_groups * plan.splits);
-    launch(k, plan, stream);
+    k.p.d_qk == 576 ? launch<576>(k, plan, stream) : launch<512>(k, plan, stream);
   }
   if (plan.splits > 1) sm90::launch_merge(k, plan, stream);
 }

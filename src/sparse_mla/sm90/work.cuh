@@ -4,32 +4,23 @@
 #include <cstdint>
 
 #include "gpu/ptx/mbarrier.cuh"
+#include "gpu/ptx/sync.cuh"
 #include "sparse_mla/sm90/config.h"
 
 namespace serinus::sparse_mla::sm90 {
 
 namespace ptx = serinus::gpu::ptx;
 
-/// 64 or 128 heads of one token ...
+/// Query heads of one token ...
 struct Heads {
   std::uint32_t token, head;  // the first head
 };
-/// ... over a range of the token's indices. Never without a pair, but a pair may be empty.
+/// ... over a range of the token's indices. Never without a block, but a block may be empty.
 struct Range {
   std::uint32_t begin;  // first position in the token's indices
   std::uint32_t end;    // positions from here on do not count
-  std::uint32_t pairs;
+  std::uint32_t blocks;
 };
-
-/// The items of a CTA or cluster: every so-manieth of the launch.
-template <class C>
-__device__ __forceinline__ std::uint32_t first_item() {
-  return C::kDuo ? blockIdx.x / 2 : blockIdx.x;
-}
-template <class C>
-__device__ __forceinline__ std::uint32_t item_step() {
-  return C::kDuo ? gridDim.x / 2 : gridDim.x;
-}
 
 template <class C>
 __device__ __forceinline__ Heads heads_of(const KernelParams& k, std::uint32_t item) {
@@ -45,13 +36,13 @@ __device__ __forceinline__ Range range_of(const KernelParams& k, std::uint32_t i
                                            static_cast<std::int32_t>(k.p.topk)));
   }
   count = __shfl_sync(~0u, count, 0);  // tells the compiler that a warp never parts here
-  std::uint32_t first = 0, last = (count + kPair - 1) / kPair;
+  std::uint32_t first = 0, last = (count + kBlock - 1) / kBlock;
   if (k.splits > 1) {
     const std::uint32_t split = item % k.splits, all = last;
     first = static_cast<std::uint32_t>(std::uint64_t{all} * split / k.splits);
     last = static_cast<std::uint32_t>(std::uint64_t{all} * (split + 1) / k.splits);
   }
-  return {first * kPair, min(count, last * kPair), max(last - first, 1u)};
+  return {first * kBlock, min(count, last * kBlock), max(last - first, 1u)};
 }
 
 /// A stage of a ring and the parity of its turn.
@@ -70,42 +61,39 @@ struct Ring {
 template <class C>
 struct Places {
   std::uint32_t base;
-  __device__ __forceinline__ std::uint32_t barrier(int number, std::uint32_t slot = 0) const {
+  __device__ __forceinline__ std::uint32_t barrier(int number, std::uint32_t slot) const {
     return base + C::kBarriers + (number + slot) * 8;
   }
-  __device__ __forceinline__ std::uint32_t q(std::uint32_t group) const {
-    return base + C::kQ + group * (C::kChunks * kTile);
+  __device__ __forceinline__ std::uint32_t block(std::uint32_t stage) const {
+    return base + stage * C::kBlockBytes;
   }
-  __device__ __forceinline__ std::uint32_t own(std::uint32_t stage) const {
-    return base + C::kOwn + stage * (kTilesInHalf * kTile);
+  __device__ __forceinline__ std::uint32_t weights(std::uint32_t slot) const {
+    return base + C::kWeights + slot * kTile;
   }
-  __device__ __forceinline__ std::uint32_t rest(std::uint32_t stage) const {
-    return base + C::kRest + stage * (C::kRestTiles * kTile);
+  __device__ __forceinline__ std::uint32_t header(std::uint32_t slot) const {
+    return base + C::kHeaders + slot * static_cast<std::uint32_t>(sizeof(WeightsHeader));
   }
-  __device__ __forceinline__ std::uint32_t other(std::uint32_t stage) const {
-    return base + C::kOther + stage * (kTilesInHalf * kTile);
-  }
-  __device__ __forceinline__ std::uint32_t block(std::uint32_t slot, std::uint32_t half) const {
-    return base + C::kK + (slot * 2 + half) * (C::kChunks * kTile);
-  }
-  __device__ __forceinline__ std::uint32_t p(std::uint32_t warpgroup, std::uint32_t slot) const {
-    return base + C::kP + (warpgroup * 2 + slot) * kTile;
-  }
-  __device__ __forceinline__ std::uint32_t p_send(std::uint32_t warpgroup) const {
-    return base + C::kPSend + warpgroup * kTile;
-  }
-  __device__ __forceinline__ std::uint32_t stats(std::uint32_t warpgroup,
-                                                 std::uint32_t slot) const {
-    return base + C::kStats + (warpgroup * 2 + slot) * static_cast<std::uint32_t>(sizeof(RowStats));
-  }
-  __device__ __forceinline__ std::uint32_t mask(std::uint32_t slot) const {
-    return base + C::kMask + slot * 8;
+  __device__ __forceinline__ std::uint32_t mask(std::uint32_t stage) const {
+    return base + C::kMask + stage * 8;
   }
 };
 
 /// Byte offset in a tile of 16-byte unit `unit` of row `row` (64-byte swizzle).
 __device__ __forceinline__ std::uint32_t in_tile(std::uint32_t row, std::uint32_t unit) {
   return row * 64 + ((unit ^ (row / 2 % 4)) * 16);
+}
+
+/// As an instruction that the compiler does not repeat wherever it wants the value again.
+__device__ __forceinline__ std::uint32_t opaque_lane() {
+  std::uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+/// One arrival of a warp, after all of its lanes' accesses so far.
+__device__ __forceinline__ void warp_arrives(std::uint32_t bar) {
+  __syncwarp();
+  if (ptx::elect_one()) ptx::mbarrier_arrive(bar);
 }
 
 }  // namespace serinus::sparse_mla::sm90

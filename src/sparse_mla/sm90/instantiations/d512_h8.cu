@@ -1,0 +1,5 @@
+#include "sparse_mla/sm90/launch.cuh"
+
+namespace serinus::sparse_mla::sm90 {
+template void launch<512, 8>(const KernelParams&, const Plan&, Stream);
+}

@@ -1,5 +1,0 @@
-#include "sparse_mla/sm90/launch.cuh"
-
-namespace serinus::sparse_mla::sm90 {
-template void launch<512, Form::solo>(const KernelParams&, const Plan&, Stream);
-}

@@ -1,0 +1,250 @@
+// The scoring warpgroup: S = Q K^T of 64 heads x 64 rows of kv, then weights P = exp2 of it.
+//
+// Q lies in registers for the whole work item, as the A operand; so a block of K is read from
+// shared memory once. A thread has two rows of S, r and r + 8 (index 0 and 1), r = 16 warp + lane /
+// 4, of which four lanes share the columns.
+//
+// Weights count from a reference: a row's maximum so far, but an older one as long as no score
+// exceeds it by more than kSlack. When it moves, the values summed so far are rescaled by the other
+// warpgroups, which a header beside the weights tells them.
+#pragma once
+
+#include <cstddef>
+
+#include "gpu/ptx/math.cuh"
+#include "gpu/ptx/shared.cuh"
+#include "gpu/ptx/sync.cuh"
+#include "gpu/ptx/wgmma.cuh"
+#include "sparse_mla/sm90/row_end.cuh"
+#include "sparse_mla/sm90/work.cuh"
+
+namespace serinus::sparse_mla::sm90 {
+
+template <class C>
+struct Scores {
+  const KernelParams& k;
+  const Places<C> at;
+  const std::uint32_t warp, lane;
+  float signed_scale;  // of a score, to a logit in units of log 2
+  float slack;         // of a score over the reference
+
+  Ring<C::kStages> ring;
+  Ring<C::kWeightSlots> slot;
+
+  std::uint32_t q[2 * C::kChunks][4];
+  float scores[32];
+  float max[2];                  // of this lane's scores
+  float reference[2];            // of the row: what weights count from
+  float sum[2], rounded_sum[2];  // of this lane's weights, exact and as rounded to e4m3
+  std::uint32_t w[2][4];         // weights of the latest block
+
+  __device__ __forceinline__ Scores(const KernelParams& params, Places<C> places,
+                                    std::uint32_t thread)
+      : k(params), at(places), warp(__shfl_sync(~0u, thread / 32, 0)), lane(threadIdx.x % 32) {
+    const float s = k.p.sm_scale * *k.p.q_scale * *k.p.kv_scale * kLog2e;
+    // Not 0, which would make NaN of the -inf of a masked score; this is 0 for every real score.
+    signed_scale = copysignf(fmaxf(fabsf(s), 1e-37f), s);
+    slack = kSlack / scale();
+  }
+
+  /// Scores change their sign first, if the scale is negative.
+  __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
+  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
+  /// Has this warp a head of the item at all?
+  __device__ __forceinline__ bool counts() const { return warp < C::kScoringWarps; }
+
+  __device__ __forceinline__ void load_queries() {
+    ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+    // Matrices of a load: rows 0-7 and 8-15 of bytes 0-15, then of bytes 16-31.
+    const std::uint32_t place =
+        at.block(ring.stage) + in_tile(warp * 16 + lane % 16, lane / 16);
+#pragma unroll
+    for (int i = 0; i < 2 * C::kChunks; ++i) {
+      const uint4 v = ptx::load_matrix_x4((place ^ (i % 2 * 32)) + i / 2 * kTile);
+      q[i][0] = v.x;
+      q[i][1] = v.y;
+      q[i][2] = v.z;
+      q[i][3] = v.w;
+    }
+    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
+    ring.advance();
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+    const ptx::MatrixDescriptor block(at.block(ring.stage));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 2 * C::kChunks; ++i)
+      ptx::wgmma_k32(scores, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void finish_scores() {
+    const uint2 mask = ptx::load_shared_u32x2(at.mask(ring.stage));
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores);
+    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
+    ring.advance();
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) bend(mask);
+  }
+
+  /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
+  /// -inf.
+  __device__ __forceinline__ void bend(uint2 mask) {
+    const float sign = copysignf(1.f, signed_scale);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        scores[4 * j + e] = (bits >> (e & 1) & 1) != 0 ? scores[4 * j + e] * sign : -INFINITY;
+    }
+  }
+
+  /// Moves the references where a score exceeds them by too much.
+  __device__ __forceinline__ void settle_references() {
+    float m[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = fmaxf(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < 8; ++j)
+        m[r] = fmaxf(m[r], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      max[r] = fmaxf(max[r], m[r]);
+    }
+    const std::uint32_t header = at.header(slot.stage);
+    const bool move =
+        __any_sync(~0u, m[0] > reference[0] + slack || m[1] > reference[1] + slack);
+    if (move) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        m[r] = max_of_four_lanes(m[r]);
+        float factor = 1;
+        if (m[r] > reference[r] + slack) {
+          factor = ptx::exp2_approx((reference[r] - m[r]) * scale());
+          reference[r] = m[r];
+          sum[r] *= factor;
+          rounded_sum[r] *= factor;
+        }
+        if (lane % 4 == 0)
+          ptx::store_shared(header + offsetof(WeightsHeader, rescale) + (row() + 8 * r) * 4, factor);
+      }
+    }
+    if (ptx::elect_one())
+      ptx::store_shared_u8(header + offsetof(WeightsHeader, rescaled) + warp, move ? 1 : 0);
+  }
+  static __device__ __forceinline__ float max_of_four_lanes(float v) {
+    v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
+    return fmaxf(v, __shfl_xor_sync(~0u, v, 2));
+  }
+  static __device__ __forceinline__ float sum_of_four_lanes(float v) {
+    v += __shfl_xor_sync(~0u, v, 1);
+    return v + __shfl_xor_sync(~0u, v, 2);
+  }
+
+  /// Scores to weights, into their tile: row by head, the order of tokens in a row being that of
+  /// values.cuh.
+  __device__ __forceinline__ void weigh() {
+    const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
+                            kWeightShift - finite_max(reference[1]) * scale()};
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {  // 16 tokens
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i] =
+              ptx::exp2_approx(fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]));
+        }
+        sum[r] += (x[0] + x[1]) + (x[2] + x[3]);
+        w[r][u] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
+      }
+    }
+    // Matrix m of a store: tokens 16 m to 16 m + 15 of 8 heads.
+    const std::uint32_t place = at.weights(slot.stage) + in_tile(warp * 16 + lane % 8, lane / 8);
+#pragma unroll
+    for (int r = 0; r < (C::kHeads > 8 ? 2 : 1); ++r)
+      ptx::store_matrix_x4(place + r * (8 * 64), {w[r][0], w[r][1], w[r][2], w[r][3]});
+  }
+
+  /// The denominator is the sum of what multiplies V: of the weights after rounding.
+  __device__ __forceinline__ void sum_rounded() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const __half2 s = __hadd2(__hadd2(ptx::sum_e4m3(w[r][0]), ptx::sum_e4m3(w[r][1])),
+                                __hadd2(ptx::sum_e4m3(w[r][2]), ptx::sum_e4m3(w[r][3])));
+      rounded_sum[r] += __low2float(s) + __high2float(s);
+    }
+  }
+
+  /// Ends the rows of an item: statistics, and the factor of what the others have summed.
+  __device__ __forceinline__ void end_rows(std::uint32_t item) {
+    const Heads w = heads_of<C>(k, item);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::uint32_t in_item = row() + 8 * r, head = w.head + in_item;
+      const float log2_max = max_of_four_lanes(max[r]) * scale();
+      const float log2_reference = finite_max(reference[r]) * scale();
+      const float all = sum_of_four_lanes(sum[r]), weights = sum_of_four_lanes(rounded_sum[r]);
+      if (lane % 4 != 0 || in_item >= C::kHeads) continue;
+      float factor = 1;
+      if (k.splits > 1) {
+        k.partial_stats[std::size_t{item} * C::kHeads + in_item] = {log2_max, log2_reference, all,
+                                                                    weights};
+      } else if (head < k.p.h_q) {
+        const RowEnd end(k.p, head, log2_max, log2_reference, all, weights);
+        factor = end.factor;
+        const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
+        k.p.max_logits[at_row] = end.max_logits;
+        k.p.lse[at_row] = end.lse;
+      }
+      ptx::store_shared(at.header(slot.stage ^ 1) + offsetof(WeightsHeader, end) + in_item * 4, factor);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    bool due = false;
+    for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
+      const std::uint32_t blocks = range_of<C>(k, item).blocks;
+      load_queries();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = reference[r] = -INFINITY;
+        sum[r] = rounded_sum[r] = 0;
+      }
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        start_scores();
+        if (counts()) {
+          if (i > 0) sum_rounded();
+          if (due) ptx::fence_proxy_async();
+        }
+#ifdef EARLY
+        if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+        finish_scores();
+#else
+        finish_scores();
+        if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+#endif
+        if (counts()) {
+          ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
+          settle_references();
+          weigh();
+        }
+        due = true;
+        slot.advance();
+      }
+      if (counts()) {
+        sum_rounded();
+        end_rows(item);
+      }
+    }
+    if (due && counts()) {
+      ptx::fence_proxy_async();
+      warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+    }
+  }
+};
+
+}  // namespace serinus::sparse_mla::sm90
