@@ -15,6 +15,11 @@ inline constexpr int kTile = 64 * 64;
 
 // One warpgroup scores, two sum values (each 256 of the 512 columns of V), one gathers.
 inline constexpr int kThreads = 4 * 128;
+#ifndef SCORE_REGS
+#define SCORE_REGS 136
+#define VALUE_REGS 176
+#define Q_CHUNKS 4
+#endif
 
 /// What comes with a tile of weights, per head.
 struct WeightsHeader {
@@ -32,10 +37,12 @@ struct Config {
   static constexpr int kScoringWarps = (kHeads + 15) / 16;  // those that have heads
 
   // Registers of a thread of each role: together what a launch of 4 warpgroups gets, 4 x 128.
-  static constexpr int kScoreRegisters = kHeads == 64 ? 136 : 168;
-  static constexpr int kValueRegisters = kHeads == 64 ? 176 : 152;
+  static constexpr int kScoreRegisters = kHeads == 64 ? SCORE_REGS : 216;
+  static constexpr int kValueRegisters = kHeads == 64 ? VALUE_REGS : 128;
   static constexpr int kGatherRegisters = kHeads == 64 ? 24 : 40;
   static_assert(kScoreRegisters + 2 * kValueRegisters + kGatherRegisters <= 4 * 128);
+  // Score the next block while one is weighed: takes 32 registers more than there are for 64 heads.
+  static constexpr bool kAhead = kHeads < 64;
 
   static constexpr int kStages = 6;
   static constexpr int kWeightSlots = 2;

@@ -12,11 +12,14 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 
 /// Weights are 2^kWeightShift exp(logit - reference): around 256 at the reference, so that none
 /// passes e4m3's 448 and small ones keep clear of its smallest, 2^-9.
-inline constexpr float kWeightShift = 8;
+#ifndef SHIFT
+#define SHIFT 6
+#endif
+inline constexpr float kWeightShift = SHIFT;
 
 /// How far, in bits, a score may exceed what the weights count from: 256 x 2^0.8 is below 448.
 #ifndef SLACK
-#define SLACK 0.8f
+#define SLACK 2.8f
 #endif
 inline constexpr float kSlack = SLACK;
 
@@ -33,7 +36,7 @@ struct RowEnd {
   __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float max, float reference,
                                     float sum, float weights) {
     const float sink = p.attn_sink != nullptr ? p.attn_sink[head] : -INFINITY;
-    if (sum == 0) {  // nothing valid (a NaN that was read makes the sum NaN)
+    if (sum < 1) {  // nothing valid (a NaN that was read makes the sum NaN)
       max_logits = -INFINITY;
       lse = p.empty_row_lse;
       factor = 0;

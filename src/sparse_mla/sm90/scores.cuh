@@ -18,6 +18,9 @@
 #include "sparse_mla/sm90/row_end.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
+#ifndef POLY
+#define POLY 1
+#endif
 namespace serinus::sparse_mla::sm90 {
 
 template <class C>
@@ -28,11 +31,14 @@ struct Scores {
   float signed_scale;  // of a score, to a logit in units of log 2
   float slack;         // of a score over the reference
 
-  Ring<C::kStages> ring;
+  Ring<C::kStages> ring;  // the next block
   Ring<C::kWeightSlots> slot;
+  std::uint32_t stage;     // of the block whose scores are due
 
+  std::uint32_t item, left;  // blocks of the item from this one on
+  bool due = false;          // weights of the block before are to be passed on
   std::uint32_t q[2 * C::kChunks][4];
-  float scores[32];
+  float scores[C::kAhead ? 2 : 1][32];
   float max[2];                  // of this lane's scores
   float reference[2];            // of the row: what weights count from
   float sum[2], rounded_sum[2];  // of this lane's weights, exact and as rounded to e4m3
@@ -56,8 +62,8 @@ struct Scores {
   __device__ __forceinline__ void load_queries() {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     // Matrices of a load: rows 0-7 and 8-15 of bytes 0-15, then of bytes 16-31.
-    const std::uint32_t place =
-        at.block(ring.stage) + in_tile(warp * 16 + lane % 16, lane / 16);
+    const std::uint32_t l = opaque_lane();
+    const std::uint32_t place = at.block(ring.stage) + in_tile(warp * 16 + l % 16, l / 16);
 #pragma unroll
     for (int i = 0; i < 2 * C::kChunks; ++i) {
       const uint4 v = ptx::load_matrix_x4((place ^ (i % 2 * 32)) + i / 2 * kTile);
@@ -70,32 +76,32 @@ struct Scores {
     ring.advance();
   }
 
-  __device__ __forceinline__ void start_scores() {
-    ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+  /// Is the ring's next block there already? Asked early, since the answer takes its time.
+  __device__ __forceinline__ bool next_is_there() const {
+    return ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+  }
+
+  /// Scores the ring's next block.
+  __device__ __forceinline__ void start(float (&s)[32], bool is_there) {
+    if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     const ptx::MatrixDescriptor block(at.block(ring.stage));
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 2 * C::kChunks; ++i)
-      ptx::wgmma_k32(scores, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
+      ptx::wgmma_k32(s, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
     ptx::wgmma_commit();
-  }
-
-  __device__ __forceinline__ void finish_scores() {
-    const uint2 mask = ptx::load_shared_u32x2(at.mask(ring.stage));
-    ptx::wgmma_wait<0>();
-    ptx::pin(scores);
-    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
+    stage = ring.stage;
     ring.advance();
-    if ((mask.x & mask.y) != ~0u || signed_scale < 0) bend(mask);
   }
 
   /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
   /// -inf.
-  __device__ __forceinline__ void bend(uint2 mask) {
+  __device__ __forceinline__ void bend(float (&scores)[32], uint2 mask) const {
     const float sign = copysignf(1.f, signed_scale);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
+      std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
+      asm volatile("" : "+r"(bits));  // one after another, for want of registers
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         scores[4 * j + e] = (bits >> (e & 1) & 1) != 0 ? scores[4 * j + e] * sign : -INFINITY;
@@ -103,7 +109,7 @@ struct Scores {
   }
 
   /// Moves the references where a score exceeds them by too much.
-  __device__ __forceinline__ void settle_references() {
+  __device__ __forceinline__ void settle_references(const float (&scores)[32]) {
     float m[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -145,7 +151,7 @@ struct Scores {
 
   /// Scores to weights, into their tile: row by head, the order of tokens in a row being that of
   /// values.cuh.
-  __device__ __forceinline__ void weigh() {
+  __device__ __forceinline__ void weigh(const float (&scores)[32]) {
     const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
                             kWeightShift - finite_max(reference[1]) * scale()};
 #pragma unroll
@@ -155,8 +161,8 @@ struct Scores {
         float x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[i] =
-              ptx::exp2_approx(fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]));
+          const float e = fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]);
+          x[i] = (4 * u + i) % 4 >= 4 - POLY ? ptx::exp2_polynomial(e) : ptx::exp2_approx(e);
         }
         sum[r] += (x[0] + x[1]) + (x[2] + x[3]);
         w[r][u] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
@@ -200,50 +206,89 @@ struct Scores {
         k.p.max_logits[at_row] = end.max_logits;
         k.p.lse[at_row] = end.lse;
       }
-      ptx::store_shared(at.header(slot.stage ^ 1) + offsetof(WeightsHeader, end) + in_item * 4, factor);
+      ptx::store_shared(at.header(slot.stage) + offsetof(WeightsHeader, end) + in_item * 4, factor);
     }
   }
 
-  __device__ __forceinline__ void run() {
-    bool due = false;
-    for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
-      const std::uint32_t blocks = range_of<C>(k, item).blocks;
-      load_queries();
+  __device__ __forceinline__ void begin_rows() {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        max[r] = reference[r] = -INFINITY;
-        sum[r] = rounded_sum[r] = 0;
-      }
-      for (std::uint32_t i = 0; i < blocks; ++i) {
-        start_scores();
-        if (counts()) {
-          if (i > 0) sum_rounded();
-          if (due) ptx::fence_proxy_async();
-        }
-#ifdef EARLY
-        if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
-        finish_scores();
-#else
-        finish_scores();
-        if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
-#endif
-        if (counts()) {
-          ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
-          settle_references();
-          weigh();
-        }
-        due = true;
-        slot.advance();
-      }
-      if (counts()) {
-        sum_rounded();
-        end_rows(item);
+    for (int r = 0; r < 2; ++r) {
+      max[r] = reference[r] = -INFINITY;
+      sum[r] = rounded_sum[r] = 0;
+    }
+  }
+
+  /// Scores the next block, maybe of the next item. False: there is none; then, for nobody, what
+  /// lies where it would.
+  __device__ __forceinline__ bool start_next(float (&s)[32], bool is_there) {
+    bool more = true;
+    if (--left == 0) {
+      item += gridDim.x;
+      more = item < k.items;
+      if (more) {
+        left = range_of<C>(k, item).blocks;
+        load_queries();
+        is_there = false;
       }
     }
-    if (due && counts()) {
+    start(s, is_there || !more);
+    return more;
+  }
+
+  /// From scores to weights, while the next block is being scored. False: that was the last.
+  template <int kNow>
+  __device__ __forceinline__ bool step() {
+    constexpr int kNext = C::kAhead ? kNow ^ 1 : 0;
+    auto& now = scores[C::kAhead ? kNow : 0];
+    const uint2 mask = ptx::load_shared_u32x2(at.mask(stage));
+    ptx::wgmma_wait<0>();
+    ptx::pin(now);
+    // Only now, so that the sums of the block before have the tensor cores to themselves while this
+    // one is weighed.
+    if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+    due = true;
+    // Here, where no product is under way: the compiler lets nobody else write to accumulators then.
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) bend(now, mask);
+    const std::uint32_t stage_now = stage, item_now = item;
+    const bool last = left == 1;
+    bool more = true;
+    if constexpr (C::kAhead) more = start_next(scores[kNext], next_is_there());
+    if (counts()) settle_references(now);
+    const bool is_there = !C::kAhead && next_is_there();
+    if (counts()) weigh(now);
+    if constexpr (!C::kAhead) more = start_next(scores[kNext], is_there);
+    warp_arrives(at.barrier(C::kBlockFree, stage_now));
+    const std::uint32_t free = at.barrier(C::kWeightsFree, slot.stage ^ 1);
+    const std::uint32_t free_parity = slot.stage == 0 ? slot.parity ^ 1 : slot.parity;
+    if (counts()) {
+      const bool is_free = ptx::mbarrier_test(free, free_parity);
+      sum_rounded();
+      if (last) {
+        end_rows(item_now);
+        begin_rows();
+      }
       ptx::fence_proxy_async();
-      warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+      if (!is_free) ptx::mbarrier_wait(free, free_parity);
     }
+    slot.advance();
+    return more;
+  }
+
+  __device__ __forceinline__ void run() {
+    item = blockIdx.x;
+    left = range_of<C>(k, item).blocks;
+    load_queries();
+    start(scores[0], false);
+    begin_rows();
+    if constexpr (C::kAhead) {
+      while (step<0>() && step<1>()) {
+      }
+    } else {
+      while (step<0>()) {
+      }
+    }
+    ptx::wgmma_wait<0>();
+    if (counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
   }
 };
 
