@@ -14,16 +14,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-/// The same without the special-function unit, which does 16 a clock: relative error 1e-4, at least
-/// 2^-120, NaN stays NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  asm("max.NaN.f32 %0, %1, 0fC2F00000;" : "=f"(x) : "f"(x));  // -120
-  constexpr float kRound = 12582912.f;  // 1.5 x 2^23: its last bit is worth 1
-  const float shifted = x + kRound, f = x - (shifted - kRound);
-  const float p = fmaf(fmaf(fmaf(f, 0.05517166f, 0.24261112f), f, 0.69326099f), f, 0.99992807f);
-  return p * __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u);
-}
-
 /// Four e4m3 bytes, `a` lowest; values past 448 saturate, NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   std::uint32_t r;

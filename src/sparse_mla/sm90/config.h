@@ -15,17 +15,13 @@ inline constexpr int kTile = 64 * 64;
 
 // One warpgroup scores, two sum values (each 256 of the 512 columns of V), one gathers.
 inline constexpr int kThreads = 4 * 128;
-#ifndef SCORE_REGS
-#define SCORE_REGS 136
-#define VALUE_REGS 176
-#define Q_CHUNKS 4
-#endif
 
 /// What comes with a tile of weights, per head.
 struct WeightsHeader {
-  float rescale[64];            // of the sums so far, where `rescaled` of the head's warp is set
-  float end[64];                // with a work item's last block: the factor of the output
-  std::uint8_t rescaled[4 * 4];  // by the scoring warps, 16 heads each; 4 used
+  float rescale[64];  // of the sums so far, where `rescaled` of the head's 16 is set
+  // With a work item's last block: see RowEnd. `max` then takes the factor of the output.
+  float max[64], reference[64], sum[64];
+  std::uint8_t rescaled[16];  // by scoring warps, 16 heads each; 4 used
 };
 
 /// `kHeads`: of a work item, as many as the products of values have: 8, 16, 32 or 64.
@@ -37,12 +33,10 @@ struct Config {
   static constexpr int kScoringWarps = (kHeads + 15) / 16;  // those that have heads
 
   // Registers of a thread of each role: together what a launch of 4 warpgroups gets, 4 x 128.
-  static constexpr int kScoreRegisters = kHeads == 64 ? SCORE_REGS : 216;
-  static constexpr int kValueRegisters = kHeads == 64 ? VALUE_REGS : 128;
+  static constexpr int kScoreRegisters = kHeads == 64 ? 136 : 168;
+  static constexpr int kValueRegisters = kHeads == 64 ? 176 : 144;
   static constexpr int kGatherRegisters = kHeads == 64 ? 24 : 40;
   static_assert(kScoreRegisters + 2 * kValueRegisters + kGatherRegisters <= 4 * 128);
-  // Score the next block while one is weighed: takes 32 registers more than there are for 64 heads.
-  static constexpr bool kAhead = kHeads < 64;
 
   static constexpr int kStages = 6;
   static constexpr int kWeightSlots = 2;

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       acc[i].w += hi.y * factor;
     }
   }
-  const RowEnd end(k.p, head, max, reference, sum, weights);
+  const RowEnd end(k.p, *k.p.kv_scale, head, max, reference, sum, weights);
   auto* out = reinterpret_cast<__nv_bfloat162*>(k.p.out + row * kDV) + 2 * lane;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

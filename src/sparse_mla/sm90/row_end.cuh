@@ -33,8 +33,8 @@ struct RowEnd {
   float factor;  // of the sums of V
 
   /// `max` and `reference` in units of log 2; the latter finite.
-  __device__ __forceinline__ RowEnd(const Params& p, std::uint32_t head, float max, float reference,
-                                    float sum, float weights) {
+  __device__ __forceinline__ RowEnd(const Params& p, float kv_scale, std::uint32_t head, float max,
+                                    float reference, float sum, float weights) {
     const float sink = p.attn_sink != nullptr ? p.attn_sink[head] : -INFINITY;
     if (sum < 1) {  // nothing valid (a NaN that was read makes the sum NaN)
       max_logits = -INFINITY;
@@ -45,7 +45,7 @@ struct RowEnd {
       max_logits = sum == sum ? max * kLn2 : sum;
       lse = log2_sum * kLn2;
       // exp(lse) / (exp(lse) + exp(sink)), by the difference alone.
-      factor = *p.kv_scale / weights / (1 + exp2f(sink * kLog2e - log2_sum));
+      factor = __fdividef(kv_scale, weights * (1 + gpu::ptx::exp2_approx(sink * kLog2e - log2_sum)));
     }
     if (sink != sink) factor = sink;
   }

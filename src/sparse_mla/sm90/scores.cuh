@@ -18,9 +18,6 @@
 #include "sparse_mla/sm90/row_end.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
-#ifndef POLY
-#define POLY 1
-#endif
 namespace serinus::sparse_mla::sm90 {
 
 template <class C>
@@ -38,11 +35,10 @@ struct Scores {
   std::uint32_t item, left;  // blocks of the item from this one on
   bool due = false;          // weights of the block before are to be passed on
   std::uint32_t q[2 * C::kChunks][4];
-  float scores[C::kAhead ? 2 : 1][32];
-  float max[2];                  // of this lane's scores
-  float reference[2];            // of the row: what weights count from
-  float sum[2], rounded_sum[2];  // of this lane's weights, exact and as rounded to e4m3
-  std::uint32_t w[2][4];         // weights of the latest block
+  float scores[32];
+  float max[2];        // of this lane's scores
+  float reference[2];  // of the row: what weights count from
+  float sum[2];        // of this lane's weights, before rounding
 
   __device__ __forceinline__ Scores(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
@@ -82,13 +78,13 @@ struct Scores {
   }
 
   /// Scores the ring's next block.
-  __device__ __forceinline__ void start(float (&s)[32], bool is_there) {
+  __device__ __forceinline__ void start(bool is_there) {
     if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     const ptx::MatrixDescriptor block(at.block(ring.stage));
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 2 * C::kChunks; ++i)
-      ptx::wgmma_k32(s, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
+      ptx::wgmma_k32(scores, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
     ptx::wgmma_commit();
     stage = ring.stage;
     ring.advance();
@@ -96,7 +92,7 @@ struct Scores {
 
   /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
   /// -inf.
-  __device__ __forceinline__ void bend(float (&scores)[32], uint2 mask) const {
+  __device__ __forceinline__ void bend(uint2 mask) {
     const float sign = copysignf(1.f, signed_scale);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -109,7 +105,7 @@ struct Scores {
   }
 
   /// Moves the references where a score exceeds them by too much.
-  __device__ __forceinline__ void settle_references(const float (&scores)[32]) {
+  __device__ __forceinline__ void settle_references() {
     float m[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -122,7 +118,7 @@ struct Scores {
     const std::uint32_t header = at.header(slot.stage);
     const bool move =
         __any_sync(~0u, m[0] > reference[0] + slack || m[1] > reference[1] + slack);
-    if (move) {
+    if (move) [[unlikely]] {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         m[r] = max_of_four_lanes(m[r]);
@@ -131,7 +127,6 @@ struct Scores {
           factor = ptx::exp2_approx((reference[r] - m[r]) * scale());
           reference[r] = m[r];
           sum[r] *= factor;
-          rounded_sum[r] *= factor;
         }
         if (lane % 4 == 0)
           ptx::store_shared(header + offsetof(WeightsHeader, rescale) + (row() + 8 * r) * 4, factor);
@@ -151,9 +146,10 @@ struct Scores {
 
   /// Scores to weights, into their tile: row by head, the order of tokens in a row being that of
   /// values.cuh.
-  __device__ __forceinline__ void weigh(const float (&scores)[32]) {
+  __device__ __forceinline__ void weigh() {
     const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
                             kWeightShift - finite_max(reference[1]) * scale()};
+    std::uint32_t w[2][4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) {  // 16 tokens
 #pragma unroll
@@ -162,7 +158,7 @@ struct Scores {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float e = fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]);
-          x[i] = (4 * u + i) % 4 >= 4 - POLY ? ptx::exp2_polynomial(e) : ptx::exp2_approx(e);
+          x[i] = ptx::exp2_approx(e);
         }
         sum[r] += (x[0] + x[1]) + (x[2] + x[3]);
         w[r][u] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
@@ -175,38 +171,18 @@ struct Scores {
       ptx::store_matrix_x4(place + r * (8 * 64), {w[r][0], w[r][1], w[r][2], w[r][3]});
   }
 
-  /// The denominator is the sum of what multiplies V: of the weights after rounding.
-  __device__ __forceinline__ void sum_rounded() {
+  /// Passes on what is known of the rows of an item.
+  __device__ __forceinline__ void end_rows() const {
+    const std::uint32_t header = at.header(slot.stage);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const __half2 s = __hadd2(__hadd2(ptx::sum_e4m3(w[r][0]), ptx::sum_e4m3(w[r][1])),
-                                __hadd2(ptx::sum_e4m3(w[r][2]), ptx::sum_e4m3(w[r][3])));
-      rounded_sum[r] += __low2float(s) + __high2float(s);
-    }
-  }
-
-  /// Ends the rows of an item: statistics, and the factor of what the others have summed.
-  __device__ __forceinline__ void end_rows(std::uint32_t item) {
-    const Heads w = heads_of<C>(k, item);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::uint32_t in_item = row() + 8 * r, head = w.head + in_item;
-      const float log2_max = max_of_four_lanes(max[r]) * scale();
-      const float log2_reference = finite_max(reference[r]) * scale();
-      const float all = sum_of_four_lanes(sum[r]), weights = sum_of_four_lanes(rounded_sum[r]);
-      if (lane % 4 != 0 || in_item >= C::kHeads) continue;
-      float factor = 1;
-      if (k.splits > 1) {
-        k.partial_stats[std::size_t{item} * C::kHeads + in_item] = {log2_max, log2_reference, all,
-                                                                    weights};
-      } else if (head < k.p.h_q) {
-        const RowEnd end(k.p, head, log2_max, log2_reference, all, weights);
-        factor = end.factor;
-        const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
-        k.p.max_logits[at_row] = end.max_logits;
-        k.p.lse[at_row] = end.lse;
-      }
-      ptx::store_shared(at.header(slot.stage) + offsetof(WeightsHeader, end) + in_item * 4, factor);
+      const std::uint32_t place = header + (row() + 8 * r) * 4;
+      const float all_max = max_of_four_lanes(max[r]), all = sum_of_four_lanes(sum[r]);
+      if (lane % 4 != 0) continue;
+      ptx::store_shared(place + offsetof(WeightsHeader, max), all_max * scale());
+      ptx::store_shared(place + offsetof(WeightsHeader, reference),
+                        finite_max(reference[r]) * scale());
+      ptx::store_shared(place + offsetof(WeightsHeader, sum), all);
     }
   }
 
@@ -214,15 +190,15 @@ struct Scores {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = reference[r] = -INFINITY;
-      sum[r] = rounded_sum[r] = 0;
+      sum[r] = 0;
     }
   }
 
   /// Scores the next block, maybe of the next item. False: there is none; then, for nobody, what
   /// lies where it would.
-  __device__ __forceinline__ bool start_next(float (&s)[32], bool is_there) {
+  __device__ __forceinline__ bool start_next(bool is_there) {
     bool more = true;
-    if (--left == 0) {
+    if (--left == 0) [[unlikely]] {
       item += gridDim.x;
       more = item < k.items;
       if (more) {
@@ -231,43 +207,38 @@ struct Scores {
         is_there = false;
       }
     }
-    start(s, is_there || !more);
+    start(is_there || !more);
     return more;
   }
 
-  /// From scores to weights, while the next block is being scored. False: that was the last.
-  template <int kNow>
+  /// From scores to weights; then the next block is being scored. False: this was the last.
   __device__ __forceinline__ bool step() {
-    constexpr int kNext = C::kAhead ? kNow ^ 1 : 0;
-    auto& now = scores[C::kAhead ? kNow : 0];
     const uint2 mask = ptx::load_shared_u32x2(at.mask(stage));
     ptx::wgmma_wait<0>();
-    ptx::pin(now);
+    ptx::pin(scores);
     // Only now, so that the sums of the block before have the tensor cores to themselves while this
     // one is weighed.
     if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
     due = true;
-    // Here, where no product is under way: the compiler lets nobody else write to accumulators then.
-    if ((mask.x & mask.y) != ~0u || signed_scale < 0) bend(now, mask);
-    const std::uint32_t stage_now = stage, item_now = item;
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]] bend(mask);
+    const std::uint32_t stage_now = stage;
     const bool last = left == 1;
-    bool more = true;
-    if constexpr (C::kAhead) more = start_next(scores[kNext], next_is_there());
-    if (counts()) settle_references(now);
-    const bool is_there = !C::kAhead && next_is_there();
-    if (counts()) weigh(now);
-    if constexpr (!C::kAhead) more = start_next(scores[kNext], is_there);
+    if (counts()) settle_references();
+    const bool is_there = next_is_there();
+    if (counts()) weigh();
+    const bool more = start_next(is_there);
     warp_arrives(at.barrier(C::kBlockFree, stage_now));
     const std::uint32_t free = at.barrier(C::kWeightsFree, slot.stage ^ 1);
     const std::uint32_t free_parity = slot.stage == 0 ? slot.parity ^ 1 : slot.parity;
     if (counts()) {
       const bool is_free = ptx::mbarrier_test(free, free_parity);
-      sum_rounded();
-      if (last) {
-        end_rows(item_now);
+      if (last) [[unlikely]] {
+        end_rows();
         begin_rows();
       }
+#ifndef VFENCE
       ptx::fence_proxy_async();
+#endif
       if (!is_free) ptx::mbarrier_wait(free, free_parity);
     }
     slot.advance();
@@ -278,14 +249,9 @@ struct Scores {
     item = blockIdx.x;
     left = range_of<C>(k, item).blocks;
     load_queries();
-    start(scores[0], false);
+    start(false);
     begin_rows();
-    if constexpr (C::kAhead) {
-      while (step<0>() && step<1>()) {
-      }
-    } else {
-      while (step<0>()) {
-      }
+    while (step()) {
     }
     ptx::wgmma_wait<0>();
     if (counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));

@@ -12,9 +12,11 @@
 
 #include <cstddef>
 
+#include "gpu/ptx/math.cuh"
 #include "gpu/ptx/shared.cuh"
 #include "gpu/ptx/sync.cuh"
 #include "gpu/ptx/wgmma.cuh"
+#include "sparse_mla/sm90/row_end.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
 namespace serinus::sparse_mla::sm90 {
@@ -34,22 +36,22 @@ struct Values {
   Ring<C::kWeightSlots> slot;
   float sums[kParts][kHeads / 2];     // O^T: of column 16 part + 2 g + i / 2 % 2, head 8 (i / 4) + 2 c + i % 2
   std::uint32_t v[kParts][4];  // V^T of 32 tokens
-#ifdef WHOLE
-  std::uint32_t v2[kParts][4];
-#endif
+  float all_weights;  // of one head, this lane's
+  const float kv_scale;
 
   __device__ __forceinline__ Values(const KernelParams& params, Places<C> places,
                                     std::uint32_t half, std::uint32_t thread)
       : k(params),
         at(places),
         lane(opaque_lane()),
-        tile(__shfl_sync(~0u, half * 4 + thread / 32, 0)) {
+        tile(__shfl_sync(~0u, half * 4 + thread / 32, 0)),
+        kv_scale(*k.p.kv_scale) {
     // Matrices of a load: 8 tokens each.
     load_place = tile * kTile + in_tile(lane, 0);
   }
 
   /// 32 tokens of the block.
-  __device__ __forceinline__ void load(int tokens, std::uint32_t (&v)[kParts][4]) {
+  __device__ __forceinline__ void load(int tokens) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint4 x = ptx::load_matrix_x4_trans(
@@ -61,7 +63,7 @@ struct Values {
     }
   }
 
-  __device__ __forceinline__ void multiply(int tokens, std::uint32_t (&v)[kParts][4], bool add) {
+  __device__ __forceinline__ void multiply(int tokens, bool add) {
     const ptx::MatrixDescriptor weights(at.weights(slot.stage) + tokens * 32);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -86,6 +88,7 @@ struct Values {
   __device__ __forceinline__ void rescale() {
     const std::uint32_t moved =
         ptx::load_shared_u32(at.header(slot.stage) + offsetof(WeightsHeader, rescaled));
+    if (moved == 0) [[likely]] return;
 #pragma unroll
     for (int w = 0; w < C::kScoringWarps; ++w) {
       if ((moved >> (8 * w) & 1) == 0) continue;
@@ -101,32 +104,63 @@ struct Values {
         }
       }
     }
+    if ((moved >> (8 * (tile / 2)) & 1) != 0) all_weights *= of_head(offsetof(WeightsHeader, rescale));
+  }
+
+  // ---- The denominator is the sum of what multiplies V: of the weights after rounding. Every warp
+  // has to do with 8 heads, four lanes a head.
+  __device__ __forceinline__ bool has_heads() const { return tile < kHeads / 8; }
+  __device__ __forceinline__ float of_head(int field) const {
+    return ptx::load_shared_f32(at.header(slot.stage) + field + (tile * 8 + lane / 4) * 4);
+  }
+  __device__ __forceinline__ void sum_weights(bool first) {
+    if (!has_heads()) return;
+    const uint4 w = ptx::load_matrix_x4(at.weights(slot.stage) + in_tile(tile * 8 + lane % 8, lane / 8));
+    const __half2 s = __hadd2(__hadd2(ptx::sum_e4m3(w.x), ptx::sum_e4m3(w.y)),
+                              __hadd2(ptx::sum_e4m3(w.z), ptx::sum_e4m3(w.w)));
+    const float block = __low2float(s) + __high2float(s);
+    all_weights = first ? block : all_weights + block;
+  }
+
+  /// Ends the rows of an item: statistics, and the factor of what has been summed.
+  __device__ __forceinline__ void end_rows(std::uint32_t item, Heads w) {
+    if (!has_heads()) return;
+    all_weights += __shfl_xor_sync(~0u, all_weights, 1);
+    all_weights += __shfl_xor_sync(~0u, all_weights, 2);
+    if (lane % 4 != 0) return;
+    const std::uint32_t in_item = tile * 8 + lane / 4, head = w.head + in_item;
+    const float max = of_head(offsetof(WeightsHeader, max));
+    const float reference = of_head(offsetof(WeightsHeader, reference));
+    const float sum = of_head(offsetof(WeightsHeader, sum));
+    float factor = 1;
+    if (k.splits > 1) {
+      k.partial_stats[std::size_t{item} * kHeads + in_item] = {max, reference, sum, all_weights};
+    } else if (head < k.p.h_q) {
+      const RowEnd end(k.p, kv_scale, head, max, reference, sum, all_weights);
+      factor = end.factor;
+      const std::size_t at_row = w.token * static_cast<std::size_t>(k.p.h_q) + head;
+      k.p.max_logits[at_row] = end.max_logits;
+      k.p.lse[at_row] = end.lse;
+    }
+    ptx::store_shared(at.header(slot.stage) + offsetof(WeightsHeader, max) + in_item * 4, factor);
   }
 
   __device__ __forceinline__ void sum_block(bool first) {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-#ifdef WHOLE
-    load(0, v);
-    load(1, v2);
-    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
-    ring.advance();
+    load(0);
     ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
     if (!first) rescale();
-    multiply(0, v, !first);
-    multiply(1, v2, true);
-    wait();
-#else
-    load(0, v);
-    ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
-    if (!first) rescale();
-    multiply(0, v, !first);
-    wait();
-    load(1, v);
-    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
-    ring.advance();
-    multiply(1, v, true);
-    wait();
+#ifdef VFENCE
+    ptx::fence_proxy_async();
 #endif
+    multiply(0, !first);
+    sum_weights(first);
+    wait();
+    load(1);
+    warp_arrives(at.barrier(C::kBlockFree, ring.stage));
+    ring.advance();
+    multiply(1, true);
+    wait();
   }
 
   __device__ __forceinline__ void free_weights() {
@@ -134,12 +168,12 @@ struct Values {
     slot.advance();
   }
 
-  /// Frees the last block's weights as soon as their header has been read.
-  __device__ __forceinline__ void write(std::uint32_t item) {
-    const Heads w = heads_of<C>(k, item);
+  __device__ __forceinline__ void write(std::uint32_t item, Heads w) {
+    end_rows(item, w);
+    ptx::named_barrier_sync(1, 2 * 128);  // of both warpgroups that sum
     float2 f[kHeads / 8];
 #pragma unroll
-    for (int j = 0; j < kHeads / 8; ++j) f[j] = factors(offsetof(WeightsHeader, end), j);
+    for (int j = 0; j < kHeads / 8; ++j) f[j] = factors(offsetof(WeightsHeader, max), j);
     free_weights();
     std::uint16_t* out =
         k.splits > 1 ? k.partial_out + std::size_t{item} * kHeads * kDV
@@ -147,11 +181,21 @@ struct Values {
     const auto heads = static_cast<std::uint32_t>(min(std::int64_t{kHeads}, k.p.h_q - w.head));
     const std::uint32_t head = lane % 4 * 2;
     out += head * kDV + tile * 64 + lane / 4 * 2;
+    if (heads == kHeads) {
+      write_heads<true>(out, f, 0);
+    } else {
+      write_heads<false>(out, f, heads - min(head, heads));
+    }
+  }
+  /// `heads`: from this lane's first on.
+  template <bool kAll>
+  __device__ __forceinline__ void write_heads(std::uint16_t* out, const float2 (&f)[kHeads / 8],
+                                              std::uint32_t heads) const {
 #pragma unroll
     for (int j = 0; j < kHeads / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (8 * j + e + head >= heads) continue;
+        if (!kAll && 8 * j + e >= heads) continue;
         const float factor = e == 0 ? f[j].x : f[j].y;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
@@ -170,6 +214,7 @@ struct Values {
   __device__ __forceinline__ void run() {
     for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
       const std::uint32_t blocks = range_of<C>(k, item).blocks;
+      const Heads w = heads_of<C>(k, item);
       // The queries are not for this warpgroup.
       ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
       warp_arrives(at.barrier(C::kBlockFree, ring.stage));
@@ -179,7 +224,7 @@ struct Values {
         free_weights();
         sum_block(false);
       }
-      write(item);
+      write(item, w);
     }
   }
 };
