@@ -47,12 +47,6 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/// Arrives, and makes the phase wait for `bytes` more to be written by asynchronous copies.
-__device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t bar, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-               : "memory");
-}
-
 /// Arrives once all cp.async of this thread so far have landed.
 __device__ __forceinline__ void mbarrier_arrive_after_cp_async(std::uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");

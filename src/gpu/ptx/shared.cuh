@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_shared_u8(std::uint32_t a, std::uint32_t v
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(a), "r"(v) : "memory");
 }
 
-/// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8; it
-/// receives of each matrix, from row l / 4, the 4 bytes at byte 4 (l % 4).
+/// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8;
+/// it receives of each matrix, from row l / 4, the 4 bytes at byte 4 (l % 4).
 __device__ __forceinline__ uint4 load_matrix_x4(std::uint32_t row) {
   uint4 v;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -2,7 +2,8 @@
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions
 //
 // B lies in shared memory, in tiles of rows of 64 bytes with the 64-byte swizzle: 16-byte unit u of
-// row r lies at unit u ^ (r / 2 % 4). Row r is column r of B; its bytes run along k. Accumulator d[4 j + e], e = 0, 1 of lane l in warp w: row 16 w + l / 4, column 8 j + 2 (l % 4)
+// row r lies at unit u ^ (r / 2 % 4). Row r is column r of B; its bytes run along k. Accumulator
+// d[4 j + e], e = 0, 1 of lane l in warp w: row 16 w + l / 4, column 8 j + 2 (l % 4)
 // + e; d[4 j + 2 + e]: 8 rows further down. Registers of A: byte b of a[0] is row l / 4, k = 4 (l %
 // 4) + b; a[1] 8 rows further down; a[2] and a[3] the same for k + 16.
 #pragma once
@@ -52,8 +53,8 @@ __device__ __forceinline__ void pin(std::uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
 
-/// d = a b, or d += a b where `add`; a [64][32], which must stay as it is until the product is done;
-/// b [N][32] in shared memory. d [64][N], N = 8, 16, 32, 64.
+/// d = a b, or d += a b where `add`; a [64][32], which must stay as it is until the product is
+/// done; b [N][32] in shared memory. d [64][N], N = 8, 16, 32, 64.
 __device__ __forceinline__ void wgmma_k32(float (&d)[4], const std::uint32_t (&a)[4],
                                           MatrixDescriptor b, bool add) {
   asm volatile(
@@ -75,7 +76,8 @@ __device__ __forceinline__ void wgmma_k32(float (&d)[8], const std::uint32_t (&a
       "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7}, "
       "{%8, %9, %10, %11}, b, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(static_cast<int>(add)));
 }
 __device__ __forceinline__ void wgmma_k32(float (&d)[16], const std::uint32_t (&a)[4],
@@ -87,7 +89,9 @@ __device__ __forceinline__ void wgmma_k32(float (&d)[16], const std::uint32_t (&
       "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "{%16, %17, %18, %19}, b, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(static_cast<int>(add)));
 }
 __device__ __forceinline__ void wgmma_k32(float (&d)[32], const std::uint32_t (&a)[4],
@@ -97,9 +101,14 @@ __device__ __forceinline__ void wgmma_k32(float (&d)[32], const std::uint32_t (&
       "mov.b64 b, {%36, " SERINUS_DESCRIPTOR_HIGH
       "};\n"
       "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "{%32, %33, %34, %35}, b, add, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.low), "r"(static_cast<int>(add)));
 }
 

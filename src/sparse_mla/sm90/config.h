@@ -38,8 +38,9 @@ struct Config {
   static constexpr int kGatherRegisters = kHeads == 64 ? 24 : 40;
   static_assert(kScoreRegisters + 2 * kValueRegisters + kGatherRegisters <= 4 * 128);
 
-  static constexpr int kStages = 6;
-  static constexpr int kWeightSlots = 2;
+  // Four slots of weights: scores go on while the others write an item's output.
+  static constexpr int kStages = kChunks == 8 ? 6 : 5;
+  static constexpr int kWeightSlots = 4;
   static constexpr int kWeights = kStages * kBlockBytes;
   static constexpr int kHeaders = kWeights + kWeightSlots * kTile;
   static constexpr int kMask = kHeaders + kWeightSlots * static_cast<int>(sizeof(WeightsHeader));
@@ -48,9 +49,9 @@ struct Config {
   static_assert(kShared <= 227 * 1024);
 
   // Barriers by number. "full" is passed on by who fills, "free" by who has read.
-  static constexpr int kBlockFull = 0;                          // [kStages] gather -> all others
-  static constexpr int kBlockFree = kBlockFull + kStages;       // [kStages] all others -> gather
-  static constexpr int kWeightsFull = kBlockFree + kStages;     // [kWeightSlots] scores -> values
+  static constexpr int kBlockFull = 0;                       // [kStages] gather -> all others
+  static constexpr int kBlockFree = kBlockFull + kStages;    // [kStages] all others -> gather
+  static constexpr int kWeightsFull = kBlockFree + kStages;  // [kWeightSlots] scores -> values
   static constexpr int kWeightsFree = kWeightsFull + kWeightSlots;  // [kWeightSlots] and back
 };
 

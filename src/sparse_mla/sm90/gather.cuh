@@ -42,12 +42,10 @@ struct Gather {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool counts = valid(r, i);
-      const std::uint8_t* src =
-          k.p.kv + (counts ? r.index[i] : 0) * k.p.stride_kv_s_kv + unit * 16;
+      const std::uint8_t* src = k.p.kv + (counts ? r.index[i] : 0) * k.p.stride_kv_s_kv + unit * 16;
       const std::uint32_t dst = at.block(ring.stage) + i * (32 * 64) + tile_offset;
 #pragma unroll
-      for (int c = 0; c < C::kChunks; ++c)
-        ptx::cp_async_16(dst + c * kTile, src + c * 64, counts);
+      for (int c = 0; c < C::kChunks; ++c) ptx::cp_async_16(dst + c * kTile, src + c * 64, counts);
     }
   }
 
@@ -116,7 +114,8 @@ struct Gather {
     for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
       const Heads w = heads_of<C>(k, item);
       const Range range = range_of<C>(k, item);
-      const std::int32_t* indices = k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row;
+      const std::int32_t* indices =
+          k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row;
       int left = static_cast<int>(range.end - range.begin) - static_cast<int>(row);
       // The indices of a block are on their way while the one before is gathered.
       const auto next_rows = [&] {

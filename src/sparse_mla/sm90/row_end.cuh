@@ -10,18 +10,12 @@ namespace serinus::sparse_mla::sm90 {
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-/// Weights are 2^kWeightShift exp(logit - reference): around 256 at the reference, so that none
-/// passes e4m3's 448 and small ones keep clear of its smallest, 2^-9.
-#ifndef SHIFT
-#define SHIFT 6
-#endif
-inline constexpr float kWeightShift = SHIFT;
+/// Weights are 2^kWeightShift exp(logit - reference): 64 at the reference, so that none passes
+/// e4m3's 448 and small ones keep clear of its smallest, 2^-9.
+inline constexpr float kWeightShift = 6;
 
-/// How far, in bits, a score may exceed what the weights count from: 256 x 2^0.8 is below 448.
-#ifndef SLACK
-#define SLACK 2.8f
-#endif
-inline constexpr float kSlack = SLACK;
+/// How far, in bits, a score may exceed what the weights count from: 64 x 2^2.8 is below 448.
+inline constexpr float kSlack = 2.8f;
 
 /// -inf would make NaN of a difference; a row without a valid token so far counts from 0.
 __device__ __forceinline__ float finite_max(float max) {
@@ -45,7 +39,8 @@ struct RowEnd {
       max_logits = sum == sum ? max * kLn2 : sum;
       lse = log2_sum * kLn2;
       // exp(lse) / (exp(lse) + exp(sink)), by the difference alone.
-      factor = __fdividef(kv_scale, weights * (1 + gpu::ptx::exp2_approx(sink * kLog2e - log2_sum)));
+      factor =
+          __fdividef(kv_scale, weights * (1 + gpu::ptx::exp2_approx(sink * kLog2e - log2_sum)));
     }
     if (sink != sink) factor = sink;
   }

@@ -21,8 +21,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a block's
-/// time; measured: docs/design/sparse_mla_sm90.md.
+/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a
+/// block's time; measured: docs/design/sparse_mla_sm90.md.
 int choose_splits(std::int64_t items, std::int64_t blocks, std::int64_t slots) {
   constexpr double kStart = 5;  // of an item: its first rows and its epilogue
   constexpr double kMerge = 5;
@@ -79,10 +79,14 @@ bool is_aligned(const Params& p) {
 template <int kDQK>
 void launch(const KernelParams& k, const Plan& plan, Stream stream) {
   switch (plan.heads) {
-    case 8: return sm90::launch<kDQK, 8>(k, plan, stream);
-    case 16: return sm90::launch<kDQK, 16>(k, plan, stream);
-    case 32: return sm90::launch<kDQK, 32>(k, plan, stream);
-    default: return sm90::launch<kDQK, 64>(k, plan, stream);
+    case 8:
+      return sm90::launch<kDQK, 8>(k, plan, stream);
+    case 16:
+      return sm90::launch<kDQK, 16>(k, plan, stream);
+    case 32:
+      return sm90::launch<kDQK, 32>(k, plan, stream);
+    default:
+      return sm90::launch<kDQK, 64>(k, plan, stream);
   }
 }
 

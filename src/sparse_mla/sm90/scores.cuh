@@ -30,7 +30,8 @@ struct Scores {
 
   Ring<C::kStages> ring;  // the next block
   Ring<C::kWeightSlots> slot;
-  std::uint32_t stage;     // of the block whose scores are due
+  std::uint32_t slot_before = 0;
+  std::uint32_t stage;  // of the block whose scores are due
 
   std::uint32_t item, left;  // blocks of the item from this one on
   bool due = false;          // weights of the block before are to be passed on
@@ -116,8 +117,7 @@ struct Scores {
       max[r] = fmaxf(max[r], m[r]);
     }
     const std::uint32_t header = at.header(slot.stage);
-    const bool move =
-        __any_sync(~0u, m[0] > reference[0] + slack || m[1] > reference[1] + slack);
+    const bool move = __any_sync(~0u, m[0] > reference[0] + slack || m[1] > reference[1] + slack);
     if (move) [[unlikely]] {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -129,7 +129,8 @@ struct Scores {
           sum[r] *= factor;
         }
         if (lane % 4 == 0)
-          ptx::store_shared(header + offsetof(WeightsHeader, rescale) + (row() + 8 * r) * 4, factor);
+          ptx::store_shared(header + offsetof(WeightsHeader, rescale) + (row() + 8 * r) * 4,
+                            factor);
       }
     }
     if (ptx::elect_one())
@@ -218,9 +219,10 @@ struct Scores {
     ptx::pin(scores);
     // Only now, so that the sums of the block before have the tensor cores to themselves while this
     // one is weighed.
-    if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+    if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
     due = true;
-    if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]] bend(mask);
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]]
+      bend(mask);
     const std::uint32_t stage_now = stage;
     const bool last = left == 1;
     if (counts()) settle_references();
@@ -228,20 +230,13 @@ struct Scores {
     if (counts()) weigh();
     const bool more = start_next(is_there);
     warp_arrives(at.barrier(C::kBlockFree, stage_now));
-    const std::uint32_t free = at.barrier(C::kWeightsFree, slot.stage ^ 1);
-    const std::uint32_t free_parity = slot.stage == 0 ? slot.parity ^ 1 : slot.parity;
-    if (counts()) {
-      const bool is_free = ptx::mbarrier_test(free, free_parity);
-      if (last) [[unlikely]] {
-        end_rows();
-        begin_rows();
-      }
-#ifndef VFENCE
-      ptx::fence_proxy_async();
-#endif
-      if (!is_free) ptx::mbarrier_wait(free, free_parity);
+    if (last && counts()) [[unlikely]] {
+      end_rows();
+      begin_rows();
     }
+    slot_before = slot.stage;
     slot.advance();
+    if (counts()) ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
     return more;
   }
 
@@ -254,7 +249,7 @@ struct Scores {
     while (step()) {
     }
     ptx::wgmma_wait<0>();
-    if (counts()) warp_arrives(at.barrier(C::kWeightsFull, slot.stage ^ 1));
+    if (counts()) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
   }
 };
 

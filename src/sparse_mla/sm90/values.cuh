@@ -29,14 +29,15 @@ struct Values {
   const KernelParams& k;
   const Places<C> at;
   const std::uint32_t lane;
-  const std::uint32_t tile;   // of a block: this warp's 64 columns of V
-  std::uint32_t load_place;   // in a block: the row and unit that this lane names in a load
+  const std::uint32_t tile;  // of a block: this warp's 64 columns of V
+  std::uint32_t load_place;  // in a block: the row and unit that this lane names in a load
 
   Ring<C::kStages> ring;
   Ring<C::kWeightSlots> slot;
-  float sums[kParts][kHeads / 2];     // O^T: of column 16 part + 2 g + i / 2 % 2, head 8 (i / 4) + 2 c + i % 2
+  float sums[kParts]
+            [kHeads / 2];  // O^T: of column 16 part + 2 g + i / 2 % 2, head 8 (i / 4) + 2 c + i % 2
   std::uint32_t v[kParts][4];  // V^T of 32 tokens
-  float all_weights;  // of one head, this lane's
+  float all_weights;           // of one head, this lane's
   const float kv_scale;
 
   __device__ __forceinline__ Values(const KernelParams& params, Places<C> places,
@@ -88,7 +89,8 @@ struct Values {
   __device__ __forceinline__ void rescale() {
     const std::uint32_t moved =
         ptx::load_shared_u32(at.header(slot.stage) + offsetof(WeightsHeader, rescaled));
-    if (moved == 0) [[likely]] return;
+    if (moved == 0) [[likely]]
+      return;
 #pragma unroll
     for (int w = 0; w < C::kScoringWarps; ++w) {
       if ((moved >> (8 * w) & 1) == 0) continue;
@@ -104,7 +106,8 @@ struct Values {
         }
       }
     }
-    if ((moved >> (8 * (tile / 2)) & 1) != 0) all_weights *= of_head(offsetof(WeightsHeader, rescale));
+    if ((moved >> (8 * (tile / 2)) & 1) != 0)
+      all_weights *= of_head(offsetof(WeightsHeader, rescale));
   }
 
   // ---- The denominator is the sum of what multiplies V: of the weights after rounding. Every warp
@@ -115,7 +118,8 @@ struct Values {
   }
   __device__ __forceinline__ void sum_weights(bool first) {
     if (!has_heads()) return;
-    const uint4 w = ptx::load_matrix_x4(at.weights(slot.stage) + in_tile(tile * 8 + lane % 8, lane / 8));
+    const uint4 w =
+        ptx::load_matrix_x4(at.weights(slot.stage) + in_tile(tile * 8 + lane % 8, lane / 8));
     const __half2 s = __hadd2(__hadd2(ptx::sum_e4m3(w.x), ptx::sum_e4m3(w.y)),
                               __hadd2(ptx::sum_e4m3(w.z), ptx::sum_e4m3(w.w)));
     const float block = __low2float(s) + __high2float(s);
@@ -150,9 +154,9 @@ struct Values {
     load(0);
     ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
     if (!first) rescale();
-#ifdef VFENCE
+    // The weights were stored by ordinary stores. The fence stands here rather than behind them,
+    // where nobody would have time for it.
     ptx::fence_proxy_async();
-#endif
     multiply(0, !first);
     sum_weights(first);
     wait();
