@@ -1,7 +1,8 @@
 // `serinus bench`: what this machine's GPU makes of the library.
+#include "cli/bench.h"
+
 #include <memory>
 
-#include "cli/bench.h"
 #include "cli/commands.h"
 
 namespace serinus::cli {
@@ -26,7 +27,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   cmd->footer(
       "Large kernels meet the card's power limit, so that TFLOPS move with its heat; the ratio to\n"
-      "the GEMM is what can be compared. Heads below 64 are bound by the gather of their rows, and\n"
+      "the GEMM is what can be compared. Heads below 64 are bound by the gather of their rows, "
+      "and\n"
       "are compared with a kernel that does nothing else.");
   cmd->callback([options, &exit_code] {
     bench_sparse_mla(*options);

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,10 +16,10 @@
 
 #include "base/dtypes.h"
 #include "base/parallel.h"
-#include "base/raise.h"
 #include "cli/bench.h"
 #include "cli/fp8_gemm.h"
 #include "cli/gather_floor.h"
+#include "cli/whole_file.h"
 #include "gpu/device.h"
 #include "gpu/memory.h"
 
@@ -94,7 +92,7 @@ Squares compare_token(const Row& row, const std::uint8_t* q, const std::vector<s
     value[c] = e4m3_to_float(static_cast<std::uint8_t>(c));
   const auto d_qk = static_cast<std::size_t>(row.d_qk);
   std::vector<Squares> of_heads(static_cast<std::size_t>(row.h_q));
-  parallel_for(row.h_q, 1, 0, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(0, row.h_q, 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto h = static_cast<std::size_t>(begin); h < static_cast<std::size_t>(end); ++h) {
       std::vector<double> logits(static_cast<std::size_t>(row.topk)), want(512);
       for (std::size_t j = 0; j < logits.size(); ++j) {
@@ -170,8 +168,8 @@ Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo&
   args.max_logits = TensorView(max_logits.data(), DType::f32, {row.s_q, row.h_q}, cuda);
   args.lse = TensorView(lse.data(), DType::f32, {row.s_q, row.h_q}, cuda);
   const gpu::Memory workspace(cuda, sparse_mla_workspace_bytes(args));
-  args.workspace = TensorView(workspace.data(), DType::u8,
-                              {static_cast<std::int64_t>(workspace.bytes())}, cuda);
+  args.workspace =
+      TensorView(workspace.data(), DType::u8, {static_cast<std::int64_t>(workspace.bytes())}, cuda);
 
   std::vector<std::function<void()>> functions = {[&] { sparse_mla_prefill(args); }};
   if (gemm != nullptr) functions.emplace_back([&] { gemm->run(); });
@@ -236,11 +234,9 @@ void print_row(const Json& j) {
 }
 
 void write_row(const std::string& dir, const Json& j) {
-  const std::string path = dir + "/sparse_mla-" + j["name"].get<std::string>() + ".json";
-  std::ofstream file(path);
-  file << j.dump() << '\n';
-  if (!file.flush())
-    raise(errors::Page::report_not_written, {{"got", path}, {"why", std::strerror(errno)}});
+  WholeFile file(dir + "/sparse_mla-" + j["name"].get<std::string>() + ".json");
+  file.write(j.dump() + "\n");
+  file.finish();
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ void add_doctor(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
 void add_layouts(CLI::App& app, int& exit_code);
 void add_attend(CLI::App& app, int& exit_code);
+void add_bench(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
 void add_scenario(CLI::App& app, int& exit_code);

@@ -28,7 +28,10 @@ class Function {
   const char* name_;
   F* call_;
 };
-#define SERINUS_CUBLASLT(name) const Function<decltype(::name)> name{library, #name}
+#define SERINUS_CUBLASLT(name)            \
+  const Function<decltype(::name)> name { \
+    library, #name                        \
+  }
 
 class Loaded : public Fp8Gemm {
  public:

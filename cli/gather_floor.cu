@@ -1,9 +1,9 @@
-#include "bench/gather_floor.h"
+#include "cli/gather_floor.h"
 #include "gpu/launch.h"
 #include "gpu/ptx/copy.cuh"
 #include "gpu/ptx/shared.cuh"
 
-namespace serinus::bench {
+namespace serinus::cli {
 
 namespace {
 
@@ -37,14 +37,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void gather_rows(const std::uint8_t* kv, const std::int32_t* indices, std::int64_t s_q,
-                 std::int64_t topk, std::int64_t d_qk, int multiprocessors) {
+void gather_rows(const void* kv, const void* indices, std::int64_t s_q, std::int64_t topk,
+                 std::int64_t d_qk, int multiprocessors) {
   gpu::Shape shape;
   shape.grid = static_cast<unsigned>(multiprocessors);
   shape.block = kThreads;
   shape.shared_bytes = static_cast<std::size_t>(kStages * kRows * d_qk);
-  gpu::launch("gather_rows", gather_kernel, shape, {}, kv, indices, s_q, topk,
-              static_cast<int>(d_qk));
+  gpu::launch("gather_rows", gather_kernel, shape, {}, static_cast<const std::uint8_t*>(kv),
+              static_cast<const std::int32_t*>(indices), s_q, topk, static_cast<int>(d_qk));
 }
 
-}  // namespace serinus::bench
+}  // namespace serinus::cli

@@ -123,6 +123,7 @@ int run(CLI::App& app, int argc, char** argv) {
   add_serve(app, exit_code);
   add_trace_gen(app, exit_code);
   add_attend(app, exit_code);
+  add_bench(app, exit_code);
   add_completion(app, exit_code);
   try {
     app.parse(words_of(argc, argv));

@@ -2,6 +2,7 @@
 #include "base/checks.h"
 #include "base/raise.h"
 #include "gpu/device.h"
+#include "gpu/memory.h"
 
 namespace serinus::gpu {
 
@@ -18,6 +19,18 @@ void require_hopper(std::string_view name, Device device) {
 
 int multiprocessors(Device) noexcept {
   return 0;
+}
+
+Memory::Memory(Device device, std::size_t) {
+  require_hopper("GPU memory", device);
+}
+Memory::Memory(Device device, const void*, std::size_t bytes) : Memory(device, bytes) {}
+Memory::~Memory() = default;
+void Memory::download(void*, std::size_t, std::size_t) const {}
+
+std::vector<double> time_calls(Device device, int, const std::function<void()>&) {
+  require_hopper("GPU clock", device);
+  return {};
 }
 
 }  // namespace serinus::gpu

@@ -11,6 +11,7 @@
 #include <serinus/error.h>
 
 #include "cli/tensor_files.h"
+#include "gpu/device.h"
 #include "tests/cli/run_command.h"
 
 namespace serinus::cli {
@@ -287,6 +288,38 @@ TEST_F(Attend, TensorsSurviveTheWayThroughAFile) {
     EXPECT_TRUE(std::ranges::equal(one.bytes(), t.bytes()));
     EXPECT_EQ(one.dtype(), t.dtype() == DType::e4m3 ? DType::u8 : t.dtype());
   }
+}
+
+TEST_F(Attend, OnTheGpuOrWhyNot) {
+  make_example();
+  const CommandResult r =
+      run_command("attend " + path("example.safetensors") + " --check --device cuda");
+  const gpu::Survey gpus = gpu::survey();
+  if (!gpus.compiled) {
+    expect_refused(r, "SRN7001", "cuda:0", 2);
+  } else if (gpus.devices.empty()) {
+    expect_refused(r, "SRN7002", "cuda:0", 2);
+  } else if (!gpus.devices[0].usable) {
+    expect_refused(r, "SRN7003", "cuda:0", 2);
+  } else {
+    EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+    EXPECT_NE(r.out.find(gpus.devices[0].name), std::string::npos) << r.out;
+  }
+  expect_refused(run_command("attend " + path("example.safetensors") + " --device gpu0"), "SRN6001",
+                 "gpu0", 2);
+  const CommandResult far =
+      run_command("attend " + path("example.safetensors") + " --device cuda:9999");
+  EXPECT_EQ(far.exit_code, 2) << far.err;
+  EXPECT_NE(far.err.find("cuda:9999"), std::string::npos) << far.err;
+}
+
+TEST_F(Attend, BenchNeedsTheGpu) {
+  const gpu::Survey gpus = gpu::survey();
+  if (!gpus.devices.empty() && gpus.devices[0].usable) GTEST_SKIP() << "there is one";
+  const CommandResult r = run_command("bench sparse_mla --json");
+  EXPECT_EQ(r.exit_code, 2) << r.err;
+  EXPECT_NE(r.err.find("error SRN700"), std::string::npos) << r.err;
+  EXPECT_EQ(r.out, "");
 }
 
 }  // namespace

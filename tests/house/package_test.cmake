@@ -21,3 +21,12 @@ message("${out}")
 if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes")
   message(FATAL_ERROR "the example did not report the flipped byte (${rc})")
 endif()
+
+# Built where there is a CUDA runtime; says why it stays on the CPU where there is no GPU.
+if(EXISTS ${WORK}/build/sparse_mla_prefill)
+  execute_process(COMMAND ${WORK}/build/sparse_mla_prefill RESULT_VARIABLE rc OUTPUT_VARIABLE out)
+  message("${out}")
+  if(NOT rc EQUAL 0 OR NOT out MATCHES "[CG]PU: out.*lse")
+    message(FATAL_ERROR "the prefill example failed (${rc})")
+  endif()
+endif()

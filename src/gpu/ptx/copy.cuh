@@ -1,4 +1,4 @@
-// Asynchronous copies: global to shared memory by 16 bytes, and to a peer CTA's shared memory.
+// Asynchronous copies: global to shared memory by 16 bytes.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-asynchronous-copy
 #pragma once
 
@@ -36,38 +36,6 @@ __device__ __forceinline__ void cp_async_wait() {
 
 __device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
-/// Own shared memory to a peer's; `bar`, of the peer, receives the bytes.
-__device__ __forceinline__ void bulk_copy_to_peer(std::uint32_t peer_dst, std::uint32_t src,
-                                                  std::uint32_t bytes, std::uint32_t peer_bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(peer_dst),
-      "r"(src), "r"(bytes), "r"(peer_bar)
-      : "memory");
-}
-
-/// Stores to a peer's shared memory; `bar`, of the peer, receives the bytes.
-__device__ __forceinline__ void store_to_peer(std::uint32_t peer_dst, float v,
-                                              std::uint32_t peer_bar) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-          peer_dst),
-      "r"(__float_as_uint(v)), "r"(peer_bar)
-      : "memory");
-}
-__device__ __forceinline__ void store_to_peer(std::uint32_t peer_dst, float2 v,
-                                              std::uint32_t peer_bar) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
-          "r"(peer_dst),
-      "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)), "r"(peer_bar)
-      : "memory");
 }
 
 }  // namespace serinus::gpu::ptx

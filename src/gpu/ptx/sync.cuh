@@ -1,4 +1,4 @@
-// Warps, warpgroups and clusters: election, named barriers, registers, cluster addresses.
+// Warps and warpgroups: election, named barriers, registers.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions
 #pragma once
 
@@ -17,9 +17,6 @@ __device__ __forceinline__ bool elect_one() {
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 /// Gives registers back to the CTA's pool, or takes them; by all four warps of a warpgroup.
 template <int kRegisters>
@@ -29,21 +26,6 @@ __device__ __forceinline__ void registers_down_to() {
 template <int kRegisters>
 __device__ __forceinline__ void registers_up_to() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-__device__ __forceinline__ std::uint32_t cluster_rank() {
-  std::uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-/// The address in CTA `rank` of the cluster that corresponds to an own shared address.
-__device__ __forceinline__ std::uint32_t address_in_cta(std::uint32_t own, std::uint32_t rank) {
-  std::uint32_t a;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(own), "r"(rank));
-  return a;
 }
 
 }  // namespace serinus::gpu::ptx

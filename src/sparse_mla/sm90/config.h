@@ -38,9 +38,10 @@ struct Config {
   static constexpr int kGatherRegisters = kHeads == 64 ? 24 : 40;
   static_assert(kScoreRegisters + 2 * kValueRegisters + kGatherRegisters <= 4 * 128);
 
-  // Four slots of weights: scores go on while the others write an item's output.
-  static constexpr int kStages = kChunks == 8 ? 6 : 5;
-  static constexpr int kWeightSlots = 4;
+  // With four slots of weights, scores go on while the others write an item's output; few heads
+  // have little to write.
+  static constexpr int kWeightSlots = kHeads == 64 ? 4 : 2;
+  static constexpr int kStages = kHeads == 64 && kChunks == 9 ? 5 : 6;
   static constexpr int kWeights = kStages * kBlockBytes;
   static constexpr int kHeaders = kWeights + kWeightSlots * kTile;
   static constexpr int kMask = kHeaders + kWeightSlots * static_cast<int>(sizeof(WeightsHeader));

@@ -34,8 +34,9 @@ struct Values {
 
   Ring<C::kStages> ring;
   Ring<C::kWeightSlots> slot;
-  float sums[kParts]
-            [kHeads / 2];  // O^T: of column 16 part + 2 g + i / 2 % 2, head 8 (i / 4) + 2 c + i % 2
+  // O^T. Entry i of a part: column 16 part + 2 g + i / 2 % 2 of the tile, head 8 (i / 4) + 2 c + i
+  // % 2.
+  float sums[kParts][kHeads / 2];
   std::uint32_t v[kParts][4];  // V^T of 32 tokens
   float all_weights;           // of one head, this lane's
   const float kv_scale;
@@ -87,8 +88,9 @@ struct Values {
 
   /// Where references have moved, what is summed so far counts less.
   __device__ __forceinline__ void rescale() {
+    constexpr std::uint32_t kWritten = ~0u >> (8 * (4 - C::kScoringWarps));
     const std::uint32_t moved =
-        ptx::load_shared_u32(at.header(slot.stage) + offsetof(WeightsHeader, rescaled));
+        ptx::load_shared_u32(at.header(slot.stage) + offsetof(WeightsHeader, rescaled)) & kWritten;
     if (moved == 0) [[likely]]
       return;
 #pragma unroll
@@ -106,7 +108,7 @@ struct Values {
         }
       }
     }
-    if ((moved >> (8 * (tile / 2)) & 1) != 0)
+    if (has_heads() && (moved >> (8 * (tile / 2)) & 1) != 0)
       all_weights *= of_head(offsetof(WeightsHeader, rescale));
   }
 
