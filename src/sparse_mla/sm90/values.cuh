@@ -34,8 +34,7 @@ struct Values {
 
   Ring<C::kStages> ring;
   Ring<C::kWeightSlots> slot;
-  // O^T. Entry i of a part: column 16 part + 2 g + i / 2 % 2 of the tile, head 8 (i / 4) + 2 c + i
-  // % 2.
+  // O^T. Entry 4 j + 2 r + e of a part: column 16 part + 2 g + r of the tile, head 8 j + 2 c + e.
   float sums[kParts][kHeads / 2];
   std::uint32_t v[kParts][4];  // V^T of 32 tokens
   float all_weights;           // of one head, this lane's
