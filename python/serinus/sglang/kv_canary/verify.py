@@ -135,4 +135,4 @@ def launch_canary_verify_kernel(
 
     CPU or CUDA tensors; CUDA work runs in the current stream and can be captured in a graph.
     """
-    _core.sglang.verify(context, plan, check_verify_expected_token, 0)
+    _core.sglang.verify(context, plan, bool(check_verify_expected_token), 0)

@@ -59,7 +59,7 @@ def launch_canary_write_kernel(
         input_ids,
         positions,
         out_cache_loc,
-        enable_write_input_assert,
+        bool(enable_write_input_assert),
         expected_input_tokens,
         expected_input_positions,
         0,
