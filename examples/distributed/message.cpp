@@ -4,13 +4,14 @@
 #include <vector>
 
 #include <serinus/error.h>
+#include <serinus/version.h>
 
 #include "mix.h"
 
 namespace distributed {
 
 std::uint64_t fingerprint(const serinus::KvLayout& layout, int layers) {
-  std::uint64_t h = mix(sizeof(serinus::canary::Record), static_cast<std::uint64_t>(layers));
+  std::uint64_t h = mix(serinus::kRecordVersion, static_cast<std::uint64_t>(layers));
   const auto add = [&h](std::int64_t value) { h = mix(h, static_cast<std::uint64_t>(value)); };
   add(layout.page_size);
   for (const std::int64_t bytes : layout.page_bytes) add(bytes);

@@ -42,7 +42,7 @@ static_assert(sizeof(Message) == 64 && std::endian::native == std::endian::littl
               "the bytes of a message are its wire format");
 
 /// What must be the same on both sides for bytes to keep their meaning: every segment of the
-/// layout, the page size, the number of layers and the record's format.
+/// layout, the page size, the number of layers and the version of the record.
 std::uint64_t fingerprint(const serinus::KvLayout& layout, int layers);
 
 void send_message(Transport& transport, int peer, const Message& message);
