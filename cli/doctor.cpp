@@ -22,6 +22,7 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "gpu/device.h"
+#include "serve/server.h"
 #include "sparse_mla/cpu/kernels.h"
 
 namespace serinus::cli {
@@ -109,6 +110,7 @@ Json examine() {
           {"build",
            {{"type", SERINUS_BUILD_TYPE},
             {"compiler", SERINUS_COMPILER},
+            {"http_server", serve::server_available()},
             {"sanitizers", SERINUS_SANITIZERS}}}};
 }
 
@@ -151,6 +153,7 @@ std::string as_text(const Json& j, const Style& style) {
   }
   if (cuda["devices"].empty()) row("GPU", cuda["problem"].get<std::string>());
   const Json& build = j["build"];
+  row("HTTP", mark(build["http_server"].get<bool>(), "server (serinus serve, replay --serve)"));
   const auto sanitizers = build["sanitizers"].get<std::string>();
   row("build", fmt::format("{}, {}{}", build["type"].get<std::string>(),
                            build["compiler"].get<std::string>(),
