@@ -10,7 +10,6 @@ namespace distributed {
 
 using serinus::DType;
 using serinus::TensorView;
-using serinus::canary::Depth;
 using serinus::canary::Moment;
 using serinus::canary::Reason;
 using serinus::canary::VerifyPolicy;
