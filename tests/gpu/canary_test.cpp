@@ -85,8 +85,8 @@ struct Setup {
 /// A CPU monitor and a GPU pool side by side. Every event goes to both.
 class Both {
  public:
-  static constexpr Int kSlots = 260, kRows = 10, kWidth = 48, kRecords = 64, kRing = 512;
-  static constexpr Int kMaxTokens = 96;
+  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 64, kRing = 512;
+  static constexpr Int kMaxTokens = 256;
 
   explicit Both(const Setup& s, std::uint64_t seed)
       : rng(seed),
@@ -379,7 +379,7 @@ void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults)
   };
   for (int step = 0; step < steps; ++step) {
     // Begin.
-    if (running.size() < 6 && unused.size() > 100) {
+    if (running.size() < 6 && unused.size() > 300) {
       Request r{next_owner++, 0, 0, 0};
       for (Int row = 1; row < Both::kRows && r.row == 0; ++row) {
         if (std::ranges::none_of(running, [&](const Request& o) { return o.row == row; }))
@@ -402,7 +402,7 @@ void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults)
     both.rows.clear(), both.prefix.clear(), both.extend.clear(), both.valid.clear();
     both.owners.clear(), both.ids.clear(), both.positions.clear(), both.locations.clear();
     for (Request& r : running) {
-      const Int n = std::min(pick(rng, 1, 9), Both::kWidth - r.length);
+      const Int n = std::min(pick(rng, 1, 30), Both::kWidth - r.length);
       const Ints slots = take(static_cast<std::size_t>(n));
       if (n > 0) both.alloc(slots, r.owner);
       both.rows.push_back(r.row);
@@ -531,6 +531,48 @@ TEST_F(CanaryGpu, FaultsAreTheCpusFaults) {
         {.depth = depth, .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling}, seed,
         7, true);
     if (HasFailure()) return;
+  }
+}
+
+// A damaged chain, and a stranger's record, beside the borders of what a warp or a CTA looks at.
+TEST_F(CanaryGpu, FaultsAtTheSeamsAreNamedOnce) {
+  for (const Depth depth : {Depth::none, Depth::all}) {
+    for (const Int cell : {0, 1, 30, 31, 32, 33, 63, 64, 95, 96, 127, 128, 149}) {
+      for (const bool stranger : {false, true}) {
+        Both both({.depth = depth}, 6);
+        constexpr Int kLength = 150;
+        Ints slots(kLength), others{700, 701};
+        for (Int i = 0; i < kLength; ++i) slots[static_cast<std::size_t>(i)] = 2 + 3 * i;
+        both.alloc(slots, 1);
+        both.alloc(others, 2);
+        both.rows = {1, 2}, both.owners = {1, 2}, both.prefix = {0, 0}, both.valid = {0, 0};
+        both.extend = {kLength, 2};
+        for (Int i = 0; i < kLength + 2; ++i) {
+          const bool own = i < kLength;
+          const Int slot = own ? slots[static_cast<std::size_t>(i)] : 700 + i - kLength;
+          const Int position = own ? i : i - kLength;
+          both.table[static_cast<std::size_t>((own ? 1 : 2) * Both::kWidth + position)] =
+              static_cast<std::int32_t>(slot);
+          both.ids.push_back(1000 + i);
+          both.positions.push_back(position);
+          both.locations.push_back(slot);
+          both.fill_bytes(slot);
+        }
+        both.step();
+        if (stranger) {
+          both.table[static_cast<std::size_t>(Both::kWidth + cell)] = 701;
+        } else {
+          both.change_record(slots[static_cast<std::size_t>(cell)],
+                             [](Record& r) { r.chain ^= 1ull << 33; });
+        }
+        both.prefix = {kLength, 2}, both.extend = {0, 0};
+        both.ids.clear(), both.positions.clear(), both.locations.clear();
+        both.step();
+        EXPECT_EQ(both.content().violations.size(), 1u) << "cell " << cell;
+        both.expect_equal("cell " + std::to_string(cell));
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 

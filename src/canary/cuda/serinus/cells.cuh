@@ -47,21 +47,25 @@ struct Walk {
   std::int64_t request;
   std::int64_t row;
   Owner owner;
+  const std::int32_t* cells;           ///< of the row, which must exist
+  const std::int32_t* told = nullptr;  ///< its expected tokens
+  std::int64_t told_end = 0;
 
   __device__ Walk(const PoolParams& pool, const BatchParams& batch, std::int64_t r)
-      : p(pool), b(batch), request(r), row(batch.rows[r]), owner(batch.owners[r]) {}
-
-  __device__ Place at(std::int64_t cell) const {
-    return place(p, b.table.cells[row * b.table.stride + cell]);
+      : p(pool), b(batch), request(r), row(batch.rows[r]), owner(batch.owners[r]) {
+    cells = b.table.cells + row * b.table.stride;
+    if (b.expected.cells == nullptr || !has_row(b.expected, row)) return;
+    const std::int64_t valid = b.valid_lens != nullptr ? b.valid_lens[r] : b.expected.width;
+    told = b.expected.cells + row * b.expected.stride;
+    told_end = valid < b.expected.width ? valid : b.expected.width;
   }
+
+  __device__ Place at(std::int64_t cell) const { return place(p, cells[cell]); }
 
   /// What the scheduler says the cell's token is; -1 = not known.
   __device__ std::int64_t token(std::int64_t cell) const {
-    if (b.expected.cells == nullptr || !has_row(b.expected, row)) return -1;
     const std::int64_t i = cell + p.token_offset;
-    const std::int64_t valid = b.valid_lens != nullptr ? b.valid_lens[request] : b.expected.width;
-    if (i < 0 || i >= valid || i >= b.expected.width) return -1;
-    return b.expected.cells[row * b.expected.stride + i];
+    return i >= 0 && i < told_end ? told[i] : -1;
   }
 
   __device__ Right right(std::int64_t cell) const {

@@ -21,8 +21,11 @@ constexpr int kThreads = kDigestThreads;
 constexpr int kRangeBlock = 4 * kThreads;  // ranges whose tiles are numbered through at once
 using Scan = cub::BlockScan<long long, kThreads>;
 
+constexpr int kCtas = 2;  // on every multiprocessor
+/// Cells of a warp, in groups of 32, that are under way at once. Bytes keep a CTA busy by
+/// themselves.
 template <Depth kDepth>
-constexpr int kCtas = kDepth == Depth::none ? 3 : 2;  // on every multiprocessor
+constexpr int kGroups = kDepth == Depth::none ? 4 : 1;
 
 struct Shared {
   union {
@@ -30,6 +33,7 @@ struct Shared {
     DigestScratch digest;
   };
   std::int64_t first_tile[kRangeBlock + 1];
+  Range ranges[kRangeBlock];
 };
 
 /// What a thread knows of its cell or slot after the records were checked.
@@ -68,95 +72,142 @@ __device__ void report_ranges(const PoolParams& p, const RingParams& ring, const
   }
 }
 
-/// Checks cell `begin + lane` of a warp's share, lanes below `count`; all lanes call it.
-__device__ Checked check_cells(const PoolParams& p, const RingParams& ring, const Walk& walk,
-                               Moment moment, std::int64_t begin, std::int64_t count,
-                               std::uint64_t& verified) {
-  const int lane = lane_id();
-  const std::int64_t cell = begin + lane;
-  const bool inside = lane < count;
+/// A cell's slot, and what was loaded for it.
+struct Loaded {
   Place at;
-  Record r;
+  Record record;
   std::uint32_t seal = 0;
-  if (inside) at = walk.at(cell);
-  const bool is_slot = at.kind == Place::Kind::slot;
-  if (is_slot) {
-    r = load_record(p, at.slot);
+
+  __device__ bool is_slot() const { return at.kind == Place::Kind::slot; }
+  __device__ bool sealed() const { return is_slot() && seal == hash::seal(record); }
+  __device__ void load(const PoolParams& p) {
+    if (!is_slot()) return;
+    record = load_record(p, at.slot);
     seal = __ldcg(p.seals + at.slot);
   }
-  ChainBefore before;
-  if (lane == 0 && inside) before = walk.before(cell);
-  const std::int64_t token = inside ? walk.token(cell) : -1;
-  const bool sealed = is_slot && seal == hash::seal(r);
-  bool plain = sealed && r.chain != 0 && r.position == cell &&
-               (token < 0 || r.token == static_cast<std::uint32_t>(token));
-  if (plain && r.owner != walk.owner) {
-    const Right by = walk.right(cell);
-    plain = by.attached && !newer(r.generation, by.epoch);
-  }
+};
 
-  // What the reader may read and what the record says by itself; the chain comes after.
-  bool content = plain;  // not EMPTY, not stale
-  bool clean = plain;    // but for the chain
-  if (inside && is_slot && !plain) {
-    const LedgerEntry e = p.ledger[at.slot];
-    const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
-    content = v.has_content;
-    clean =
-        content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
-  }
-  const std::uint64_t chain_before = shuffle_up(r.chain);
-  const auto slot_before =
-      static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)));
-  if (lane > 0) before = {false, chain_before, slot_before};
-  const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
-  bool broken =
-      clean && (lane > 0 || before.usable) &&
-      hash::chain_value(hash::chain_step(
-          before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
-  // A walk that starts here cannot see that the break is its predecessor's.
-  if (lane == 0 && broken && sealed && !walk.is_first_break(cell)) broken = false;
-
-  // Whether a cell may be relied on depends on the one before: bit by bit, where anything is wrong.
-  const unsigned cleans = __ballot_sync(kAllLanes, clean);
-  const unsigned breaks = __ballot_sync(kAllLanes, broken);
-  unsigned good = cleans;
-  if (breaks != 0) {
-    good = cleans & ~(breaks & 1u);
-    for (int l = 1; l < kWarp; ++l) {
-      if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
+/// The chain before a cell, from what was loaded for its predecessor. A seal that fits tells that
+/// the slot was written in its present life and is held; only what is left asks the ledger.
+__device__ ChainBefore before_of(const Walk& walk, std::int64_t cell, const Loaded& predecessor) {
+  if (predecessor.sealed() && predecessor.record.position == cell - 1) {
+    const Right by = walk.right(cell - 1);
+    const Record& r = predecessor.record;
+    if (by.attached ? !newer(r.generation, by.epoch) : r.owner == walk.owner) {
+      return {true, r.chain, predecessor.at.slot};
     }
   }
-  if (lane > 0) {
-    before.usable = (good >> (lane - 1) & 1u) != 0;
-    if (!before.usable) before.slot = -1;
+  return walk.before(cell);
+}
+
+/// Checks a warp's share of a tile: cells [begin, end), kGroups * 32 at most, neighbours in
+/// neighbouring lanes. Everything is asked for before anything is looked at. All lanes call it.
+template <int kGroups>
+__device__ void check_cells(const PoolParams& p, const RingParams& ring, const Walk& walk,
+                            Moment moment, std::int64_t begin, std::int64_t end,
+                            std::uint64_t& verified, Checked (&checked)[kGroups]) {
+  const int lane = lane_id();
+  Loaded loaded[kGroups];
+  Loaded predecessor;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const std::int64_t cell = begin + g * kWarp + lane;
+    if (cell < end) loaded[g].at = walk.at(cell);
   }
-  if (inside && content) ++verified;
-  if (inside && (good >> lane & 1u) == 0) {
-    if (at.kind == Place::Kind::outside) {
-      report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
-    } else if (is_slot) {
+  if (lane == 0 && begin > 0) predecessor.at = walk.at(begin - 1);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) loaded[g].load(p);
+  predecessor.load(p);
+
+  ChainBefore carried;  // to lane 0
+  if (lane == 0) carried = before_of(walk, begin, predecessor);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const std::int64_t cell = begin + g * kWarp + lane;
+    const bool inside = cell < end;
+    const Place& at = loaded[g].at;
+    const Record& r = loaded[g].record;
+    const bool is_slot = loaded[g].is_slot();
+    const bool sealed = loaded[g].sealed();
+    const std::int64_t token = inside ? walk.token(cell) : -1;
+    bool plain = sealed && r.chain != 0 && r.position == cell &&
+                 (token < 0 || r.token == static_cast<std::uint32_t>(token));
+    if (plain && r.owner != walk.owner) {
+      const Right by = walk.right(cell);
+      plain = by.attached && !newer(r.generation, by.epoch);
+    }
+
+    // What the reader may read and what the record says by itself; the chain comes after.
+    bool content = plain;  // not EMPTY, not stale
+    bool clean = plain;    // but for the chain
+    if (inside && is_slot && !plain) {
       const LedgerEntry e = p.ledger[at.slot];
-      Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
-      if (v.has_content) {
-        const Verdict c = judge_content(r, e, sealed, cell, token, before);
-        v.reasons |= c.reasons;
-        v.expected_chain = c.expected_chain;
-      }
-      Fault f = describe(r, e, at.slot, moment, v.reasons);
-      f.request = walk.owner;
-      f.row = walk.row;
-      f.expected_position = cell;
-      f.expected_token = token;
-      f.expected_chain = v.expected_chain;
-      f.prev_slot = before.slot;
-      if (any(v.reasons & Reason::stale)) f.expected_owner = walk.owner;
-      if (any(v.reasons)) {
-        report(ring, p, f, at.slot == 0 ? life_of_cell(walk.row, cell) : e.generation);
+      const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+      content = v.has_content;
+      clean =
+          content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
+    }
+    const std::uint64_t chain_before = shuffle_up(r.chain);
+    const auto slot_before =
+        static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)));
+    ChainBefore before = carried;
+    if (lane > 0) before = {false, chain_before, slot_before};
+    const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
+    bool broken =
+        clean && (lane > 0 || before.usable) &&
+        hash::chain_value(hash::chain_step(
+            before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
+    // A walk that starts here cannot see that the break is its predecessor's.
+    if (g == 0 && lane == 0 && broken && sealed && !walk.is_first_break(cell)) broken = false;
+
+    // Whether a cell may be relied on depends on the one before: bit by bit, where anything is
+    // wrong.
+    unsigned good = __ballot_sync(kAllLanes, clean);
+    const unsigned breaks = __ballot_sync(kAllLanes, broken);
+    if (breaks != 0) {
+      good &= ~(breaks & 1u);
+      for (int l = 1; l < kWarp; ++l) {
+        if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
       }
     }
+    if (lane > 0) {
+      before.usable = (good >> (lane - 1) & 1u) != 0;
+      if (!before.usable) before.slot = -1;
+    }
+    if (inside && content) ++verified;
+    if (inside && (good >> lane & 1u) == 0) {
+      if (at.kind == Place::Kind::outside) {
+        report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
+      } else if (is_slot) {
+        const LedgerEntry e = p.ledger[at.slot];
+        Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+        if (v.has_content) {
+          const Verdict c = judge_content(r, e, sealed, cell, token, before);
+          v.reasons |= c.reasons;
+          v.expected_chain = c.expected_chain;
+        }
+        Fault f = describe(r, e, at.slot, moment, v.reasons);
+        f.request = walk.owner;
+        f.row = walk.row;
+        f.expected_position = cell;
+        f.expected_token = token;
+        f.expected_chain = v.expected_chain;
+        f.prev_slot = before.slot;
+        if (any(v.reasons & Reason::stale)) f.expected_owner = walk.owner;
+        if (any(v.reasons)) {
+          report(ring, p, f, at.slot == 0 ? life_of_cell(walk.row, cell) : e.generation);
+        }
+      }
+    }
+    checked[g] = {inside && content ? at.slot : -1, r.kv_digest};
+    if (g + 1 < kGroups) {
+      const bool usable = good >> (kWarp - 1) != 0;
+      const std::uint64_t chain = shuffle(r.chain, kWarp - 1);
+      const auto slot =
+          static_cast<std::int64_t>(shuffle(static_cast<std::uint64_t>(at.slot), kWarp - 1));
+      carried = {usable, chain, usable ? slot : -1};
+    }
   }
-  return {inside && content ? at.slot : -1, r.kv_digest};
 }
 
 /// Checks one slot of a list, as a sweep does.
@@ -243,7 +294,7 @@ __device__ void check_null(const PoolParams& p, const RingParams& ring, Moment m
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
+__global__ void __launch_bounds__(kThreads, kCtas)
     verify_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                   const __grid_constant__ BatchParams b, Moment moment, const Range* ranges,
                   TileShape shape) {
@@ -256,8 +307,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   }
   const std::int64_t ctas = gridDim.x - 1;
   const int t = static_cast<int>(threadIdx.x);
-  const std::int64_t each = ranges != nullptr ? kRangesARequest : 1;
-  const std::int64_t total_ranges = b.num_requests * each;
+  const std::int64_t total_ranges = b.num_requests * (ranges != nullptr ? kRangesARequest : 1);
   std::uint64_t verified = 0;
   std::uint64_t digested = 0;
   std::int64_t turn = blockIdx.x;  // tiles until it is this CTA's turn
@@ -268,6 +318,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     for (int i = 0; i < kRangeBlock / kThreads; ++i) {
       const std::int64_t q = q0 + t * (kRangeBlock / kThreads) + i;
       const Range range = q < total_ranges ? range_of(p, b, ranges, q) : Range{};
+      shared.ranges[q - q0] = range;
       const std::int64_t cells = range.end - range.begin;
       counts[i] = cells > 0 ? (cells + shape.rows - 1) / shape.rows : 0;
     }
@@ -287,18 +338,21 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
         (shared.first_tile[middle] <= turn ? below : above) = middle;
       }
       const std::int64_t q = q0 + below;
-      const Range range = range_of(p, b, ranges, q);
-      const Walk walk(p, b, q / each);
-      const std::int64_t begin =
-          range.begin + (turn - shared.first_tile[below]) * shape.rows + t / kWarp * kWarp;
-      const std::int64_t tile_end =
-          range.begin + (turn - shared.first_tile[below] + 1) * shape.rows;
-      const std::int64_t end = range.end < tile_end ? range.end : tile_end;
-      Checked mine;
-      if (begin < end) mine = check_cells(p, ring, walk, moment, begin, end - begin, verified);
+      const Range range = shared.ranges[below];
+      const Walk walk(p, b, ranges != nullptr ? q / kRangesARequest : q);
+      constexpr int kShare = kGroups<kDepth> * kWarp;  // cells of a warp
+      const std::int64_t tile = range.begin + (turn - shared.first_tile[below]) * shape.rows;
+      const std::int64_t begin = tile + t / kWarp * kShare;
+      std::int64_t end = begin + kShare;
+      if (end > tile + shape.rows) end = tile + shape.rows;
+      if (end > range.end) end = range.end;
+      Checked mine[kGroups<kDepth>];
+      if (begin < end) {
+        check_cells<kGroups<kDepth>>(p, ring, walk, moment, begin, end, verified, mine);
+      }
       if constexpr (kDepth != Depth::none) {
-        if (mine.slot >= 0) ++digested;
-        compare_bytes<kDepth>(p, ring, shape, shared.digest, mine, moment, walk.owner, walk.row);
+        if (mine[0].slot >= 0) ++digested;
+        compare_bytes<kDepth>(p, ring, shape, shared.digest, mine[0], moment, walk.owner, walk.row);
       }
     }
     turn -= total;
@@ -309,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
+__global__ void __launch_bounds__(kThreads, kCtas)
     verify_slots_kernel(const __grid_constant__ PoolParams p,
                         const __grid_constant__ RingParams ring, SlotList list,
                         const std::int64_t* count, Moment moment, TileShape shape) {
@@ -339,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
+__global__ void __launch_bounds__(kThreads, kCtas)
     null_digest_kernel(const __grid_constant__ PoolParams p) {
   __shared__ DigestScratch scratch;
   const TileShape shape{kWarpRows, kMaxTile / kWarpRows};
@@ -368,14 +422,15 @@ void with_depth(const PoolParams& p, const F& f) {
 void launch_verify(const PoolParams& p, const RingParams& ring, const BatchParams& b, Moment moment,
                    const Range* ranges, std::int64_t most_cells, Device device, Stream stream) {
   const gpu::OnDevice current(device);
-  const TileShape shape = tile_shape(p, most_cells, device);
-  // A range ends a tile, so there may be one more for each.
-  const std::int64_t cells =
-      std::min(most_cells, std::int64_t{1} << 40) + b.num_requests * shape.rows;
   with_depth(p, [&](auto depth) {
+    TileShape shape = tile_shape(p, most_cells, device);
+    shape.rows *= kGroups<depth()>;
+    // A range ends a tile, so there may be one more for each.
+    const std::int64_t cells =
+        std::min(most_cells, std::int64_t{1} << 40) + b.num_requests * shape.rows;
     gpu::launch("canary verify", verify_kernel<depth()>,
-                {grid_for(device, cells, shape.rows, kCtas<depth()>) + 1, kThreads}, stream, p,
-                ring, b, moment, ranges, shape);
+                {grid_for(device, cells, shape.rows, kCtas) + 1, kThreads}, stream, p, ring, b,
+                moment, ranges, shape);
   });
 }
 
@@ -385,8 +440,8 @@ void launch_verify_slots(const PoolParams& p, const RingParams& ring, SlotList l
   const TileShape shape = tile_shape(p, list.count, device);
   with_depth(p, [&](auto depth) {
     gpu::launch("canary verify_slots", verify_slots_kernel<depth()>,
-                {grid_for(device, list.count, shape.rows, kCtas<depth()>), kThreads}, stream, p,
-                ring, list, count, moment, shape);
+                {grid_for(device, list.count, shape.rows, kCtas), kThreads}, stream, p, ring, list,
+                count, moment, shape);
   });
 }
 
