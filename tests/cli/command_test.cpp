@@ -45,12 +45,25 @@ TEST(Command, AValueThatAnOptionDoesNotAcceptIsNamedWithThoseThatItDoes) {
   const std::pair<const char*, const char*> cases[] = {
       {"replay t --format x", "--format: x not in {serinus,sglang}"},
       {"layouts mha_nhd --order x", "--order: x not in {nhd,hnd}"},
+      {"replay t --requests -1", "--requests: must be a whole number, 0 or more, got -1"},
+      {"replay t --budget 0", "--budget: must be a whole number, 1 or more, got 0"},
+      {"replay t --seed 18446744073709551616", "--seed: must be a whole number, 0 or more, got 18"},
+      {"replay t --trace-format x", "--trace-format: x not in {automatic,mooncake,qwen,azure}"},
       {"layouts mha_nhd --dtype x", "--dtype: x not in {bf16,bfloat16,e4m3,"},
   };
   for (const auto& [arguments, message] : cases) {
     const CommandResult r = run_command(arguments);
     EXPECT_EQ(r.exit_code, 2) << arguments;
     EXPECT_NE(r.err.find(message), std::string::npos) << arguments << ": " << r.err;
+  }
+}
+
+TEST(Command, EveryHelpListsTheExitCodes) {
+  for (const char* subcommand : {"", "attend ", "scenario ", "replay ", "explain "}) {
+    const CommandResult r = run_command(subcommand + std::string("--help"));
+    EXPECT_EQ(r.exit_code, 0);
+    EXPECT_NE(r.out.find("exit codes:"), std::string::npos) << subcommand;
+    EXPECT_NE(r.out.find("4  a bug in Serinus itself"), std::string::npos) << subcommand;
   }
 }
 

@@ -107,9 +107,14 @@ TEST_F(Replay, EveryFormatDepthAndPolicyIsQuiet) {
 
 TEST_F(Replay, WritesAWholeReport) {
   const fs::path report = folder_ / "a" / "report";
-  const CommandResult r = replay("--report '" + report.string() + "'");
+  const CommandResult r = replay(
+      "--draft-layers 1 --host-tokens 30000 --faults draft_offset,pad_null_slot:9 --report '" +
+      report.string() + "'");
   EXPECT_EQ(r.exit_code, 0) << r.err;
   const std::string page = read(report / "report.html");
+  EXPECT_NE(page.find(", a draft pool of 1 layer, a host tier of 30 000 tokens"),
+            std::string::npos);
+  EXPECT_NE(page.find("<th>not placed</th>"), std::string::npos);
   EXPECT_TRUE(page.starts_with("<!doctype html>"));
   EXPECT_TRUE(page.ends_with("</html>\n"));
   EXPECT_NE(page.find("<svg"), std::string::npos);
