@@ -398,6 +398,14 @@ class Monitor {
   /// Raw state, for tests, dumps and fault injection.
   std::span<Record> records(int pool);
   std::span<LedgerEntry> ledger(int pool);
+  /// num_sources(pool) words a slot; empty unless Options::source_digests.
+  std::span<std::uint32_t> source_digests(int pool);
+  /// Of the null slot's bytes when the pool was attached; 0 where they are not digested.
+  std::uint64_t null_digest(int pool) const;
+  /// Everything that the event ring holds of a pool, oldest first, with the slot.
+  std::vector<std::pair<std::int64_t, LedgerEvent>> pool_events(int pool) const;
+  const Options& options() const noexcept;
+  int num_pools() const noexcept;
   const PoolSpec& pool(int pool) const;
   const Options& options() const noexcept;
   SlotState state(int pool, std::int64_t slot) const;  ///< free where there is no such slot

@@ -13,6 +13,9 @@ inline constexpr int kVersionPatch = 0;
 /// another version must not be compared.
 inline constexpr std::uint32_t kRecordVersion = 1;
 
+/// Version of the pool dump file (docs/design/dump.md). Readers refuse what they do not know.
+inline constexpr std::uint32_t kDumpVersion = 1;
+
 /// "major.minor.patch". Static storage.
 const char* version_string() noexcept;
 

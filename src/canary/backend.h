@@ -47,6 +47,8 @@ class Backend {
 
   virtual std::span<Record> records(int pool) = 0;
   virtual std::span<LedgerEntry> ledger(int pool) = 0;
+  virtual std::span<std::uint32_t> source_digests(int) { return {}; }
+  virtual std::uint64_t null_digest(int) const { return 0; }
   virtual SlotState state(int pool, std::int64_t slot) const = 0;
   /// Allocated slots of one pool, where the format counts them.
   virtual std::int64_t live_slots(int) const { return 0; }

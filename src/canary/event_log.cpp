@@ -52,4 +52,17 @@ std::vector<LedgerEvent> EventLog::last(int pool, std::int64_t slot, std::size_t
   return found;
 }
 
+std::vector<std::pair<std::int64_t, LedgerEvent>> EventLog::all(int pool) const {
+  std::vector<std::pair<std::int64_t, LedgerEvent>> found;
+  if (capacity_ == 0) return found;
+  const std::lock_guard lock(mutex_);
+  const Ring& ring = rings_[static_cast<std::size_t>(pool)];
+  const std::size_t kept = ring.entries.size();
+  for (std::size_t i = 0; i < kept; ++i) {
+    const Entry& e = ring.entries[(ring.count - kept + i) % capacity_];
+    found.emplace_back(e.slot, e.event);
+  }
+  return found;
+}
+
 }  // namespace serinus::canary

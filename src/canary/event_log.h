@@ -6,6 +6,7 @@
 #include <deque>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <serinus/canary.h>
@@ -31,6 +32,8 @@ class EventLog {
 
   /// The last events of a slot, at most `n`, oldest first.
   std::vector<LedgerEvent> last(int pool, std::int64_t slot, std::size_t n) const;
+  /// All that the ring holds, oldest first, with the slot.
+  std::vector<std::pair<std::int64_t, LedgerEvent>> all(int pool) const;
 
  private:
   struct Entry {

@@ -358,6 +358,29 @@ std::span<LedgerEntry> Monitor::ledger(int pool) {
   return impl_->on() ? impl_->backend->ledger(pool) : std::span<LedgerEntry>{};
 }
 
+std::span<std::uint32_t> Monitor::source_digests(int pool) {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->source_digests(pool) : std::span<std::uint32_t>{};
+}
+
+std::uint64_t Monitor::null_digest(int pool) const {
+  impl_->check_pool_number(pool);
+  return impl_->on() ? impl_->backend->null_digest(pool) : 0;
+}
+
+std::vector<std::pair<std::int64_t, LedgerEvent>> Monitor::pool_events(int pool) const {
+  impl_->check_pool_number(pool);
+  return impl_->events.all(pool);
+}
+
+const Options& Monitor::options() const noexcept {
+  return impl_->options;
+}
+
+int Monitor::num_pools() const noexcept {
+  return static_cast<int>(impl_->pools.size());
+}
+
 const PoolSpec& Monitor::pool(int pool) const {
   impl_->check_pool_number(pool);
   return impl_->pools[static_cast<std::size_t>(pool)];

@@ -12,6 +12,7 @@
 #include "canary/backend.h"
 #include "canary/serinus/pool.h"
 #include "canary/sglang/hash.h"
+#include "canary/sglang/kv_runs.h"
 
 namespace serinus::canary {
 
@@ -23,26 +24,14 @@ TensorView vector_view(std::span<const std::int64_t> s) {
   return {const_cast<std::int64_t*>(s.data()), DType::i64, {static_cast<std::int64_t>(s.size())}};
 }
 
-/// The runs of bytes that the format can address, at most four: multiples of 16 bytes at a stride
-/// that is one, too. Segments that follow each other count as one run.
 std::vector<sg::RealKvSource> real_kv_sources(const PoolSpec& spec) {
   std::vector<sg::RealKvSource> sources;
-  const std::vector<Source> all = sources_of(spec.layout, spec.num_layers, spec.buffers);
-  for (std::size_t i = 0; i < all.size() && sources.size() < sg::kMaxRealKvSources;) {
-    Source run = all[i++];
-    while (i < all.size() && all[i].base == run.base && all[i].token_stride == run.token_stride &&
-           all[i].offset == run.offset + run.bytes) {
-      run.bytes += all[i++].bytes;
-    }
-    const std::int64_t width = run.page_stride - run.offset;
-    const bool fits = run.token_stride > 0 && run.token_stride % 16 == 0 && run.bytes % 16 == 0 &&
-                      run.bytes <= run.token_stride && width >= 16;
-    if (!fits) continue;
+  for (const Source& run : sg::kv_runs(sources_of(spec.layout, spec.num_layers, spec.buffers))) {
     // The last page ends with its last token where pages are padded or interleaved.
     const std::int64_t rows =
         (run.buffer_bytes - run.offset + run.page_stride - 1) / run.page_stride;
     const std::int64_t columns =
-        std::min(width, spec.layout.page_size * run.token_stride) / 16 * 16;
+        std::min(run.page_stride - run.offset, spec.layout.page_size * run.token_stride) / 16 * 16;
     const bool whole = (rows - 1) * run.page_stride + run.offset + columns <= run.buffer_bytes;
     sources.push_back({TensorView(const_cast<std::uint8_t*>(run.base) + run.offset, DType::u8,
                                   {whole ? rows : rows - 1, columns}, {run.page_stride, 1}),

@@ -57,6 +57,10 @@ class SerinusBackend final : public Backend {
                                const Batch& tables) const override;
   std::span<Record> records(int pool) override { return at(pool).records.span(); }
   std::span<LedgerEntry> ledger(int pool) override { return at(pool).ledger.span(); }
+  std::span<std::uint32_t> source_digests(int pool) override {
+    return at(pool).source_digests.span();
+  }
+  std::uint64_t null_digest(int pool) const override { return at(pool).null_digest; }
   SlotState state(int pool, std::int64_t slot) const override;
   std::int64_t live_slots(int pool) const override { return at(pool).num_live; }
   std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const override {

@@ -1,0 +1,229 @@
+// From a Monitor to a file.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include <serinus/version.h>
+
+#include "base/raise.h"
+#include "canary/dump/format.h"
+
+namespace serinus::canary {
+
+namespace {
+
+using dump::Checksum;
+
+/// `path`.partial until it is whole.
+class Writer {
+ public:
+  explicit Writer(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
+    errno = 0;
+    out_.open(partial_, std::ios::binary | std::ios::trunc);
+    if (!out_) fail();
+  }
+  ~Writer() {
+    if (finished_) return;
+    out_.close();
+    std::error_code ignored;
+    std::filesystem::remove(partial_, ignored);
+  }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  void raw(const void* data, std::size_t n) {
+    sum_.add(data, n);
+    errno = 0;
+    if (!out_.write(static_cast<const char*>(data), static_cast<std::streamsize>(n))) fail();
+  }
+  template <class T>
+  void value(T v) {
+    raw(&v, sizeof v);
+  }
+  template <class T>
+  void array(std::span<const T> values) {
+    raw(values.data(), values.size_bytes());
+  }
+  void text(std::string_view s) {
+    s = s.substr(0, dump::kMaxName);
+    value(static_cast<std::uint32_t>(s.size()));
+    raw(s.data(), s.size());
+  }
+
+  void finish() {
+    const std::uint64_t sum = sum_.finish();
+    raw(&sum, sizeof sum);
+    errno = 0;
+    out_.close();
+    if (!out_) fail();
+    std::error_code failed;
+    std::filesystem::rename(partial_, path_, failed);
+    if (failed) {
+      errno = failed.value();
+      fail();
+    }
+    finished_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    const std::string why =
+        errno != 0 ? std::generic_category().message(errno) : "the write failed";
+    raise(errors::Page::dump_not_written, {{"got", path_}, {"why", why}});
+  }
+
+  std::string path_, partial_;
+  std::ofstream out_;
+  Checksum sum_;
+  bool finished_ = false;
+};
+
+struct PoolPlan {
+  std::vector<std::int64_t> slots, byte_slots;
+  std::vector<SlotState> states;
+  std::vector<Source> sources;
+  std::int64_t token_bytes = 0;
+};
+
+PoolPlan plan_of(Monitor& m, int pool, const DumpOptions& options) {
+  PoolPlan plan;
+  const PoolSpec& spec = m.pool(pool);
+  const std::span<const Record> records = m.records(pool);
+  for (std::int64_t slot = 0; slot < spec.num_slots; ++slot) {
+    const SlotState state = m.state(pool, slot);
+    if (slot != 0 && state == SlotState::free &&
+        records[static_cast<std::size_t>(slot)] == Record{}) {
+      continue;
+    }
+    plan.slots.push_back(slot);
+    plan.states.push_back(state);
+  }
+  if (m.options().depth != Depth::none) {
+    plan.sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
+  }
+  for (const Source& s : plan.sources) plan.token_bytes += s.bytes;
+  if (plan.sources.empty()) return plan;
+  if (options.bytes == DumpBytes::all) plan.byte_slots = plan.slots;
+  if (options.bytes == DumpBytes::listed) {
+    for (const auto& [p, slot] : options.listed) {
+      if (p == pool && std::ranges::binary_search(plan.slots, slot))
+        plan.byte_slots.push_back(slot);
+    }
+    std::ranges::sort(plan.byte_slots);
+    const auto rest = std::ranges::unique(plan.byte_slots);
+    plan.byte_slots.erase(rest.begin(), rest.end());
+  }
+  return plan;
+}
+
+template <class T>
+void picked(Writer& w, std::span<const T> all, const std::vector<std::int64_t>& slots,
+            std::size_t each = 1) {
+  for (const std::int64_t slot : slots) {
+    w.array(all.subspan(static_cast<std::size_t>(slot) * each, each));
+  }
+}
+
+void write_layout(Writer& w, const KvLayout& layout) {
+  w.text(layout.name);
+  w.text(layout.source);
+  w.value(layout.page_size);
+  w.value(static_cast<std::uint32_t>(layout.page_bytes.size()));
+  w.array(std::span<const std::int64_t>(layout.page_bytes));
+  w.value(static_cast<std::uint32_t>(layout.segments.size()));
+  for (const KvSegment& s : layout.segments) {
+    w.text(s.name);
+    w.text(s.meaning);
+    w.value(static_cast<std::uint8_t>(s.role));
+    w.value(static_cast<std::int32_t>(s.buffer));
+    w.value(static_cast<std::int32_t>(s.head));
+    w.value(s.offset);
+    w.value(s.token_stride);
+    w.value(s.bytes);
+  }
+}
+
+void write_pool(Writer& w, Monitor& m, int pool, const PoolPlan& plan) {
+  const PoolSpec& spec = m.pool(pool);
+  w.text(spec.name);
+  w.value(static_cast<std::uint8_t>(spec.kind));
+  w.value(static_cast<std::uint8_t>(spec.null_slot));
+  w.value(static_cast<std::int32_t>(spec.num_layers));
+  w.value(static_cast<std::int32_t>(spec.token_offset));
+  w.value(spec.num_slots);
+  w.value(spec.window);
+  w.value(m.null_digest(pool));
+  write_layout(w, spec.layout);
+  w.value(static_cast<std::uint64_t>(spec.full_to_swa.size()));
+  w.array(spec.full_to_swa);
+
+  w.value(static_cast<std::uint64_t>(plan.slots.size()));
+  w.array(std::span<const std::int64_t>(plan.slots));
+  w.array(std::span<const SlotState>(plan.states));
+  picked<Record>(w, m.records(pool), plan.slots);
+  if (m.options().format == Format::serinus) picked<LedgerEntry>(w, m.ledger(pool), plan.slots);
+  if (m.options().source_digests) {
+    picked<std::uint32_t>(w, m.source_digests(pool), plan.slots, plan.sources.size());
+  }
+  w.value(static_cast<std::uint64_t>(plan.byte_slots.size()));
+  w.array(std::span<const std::int64_t>(plan.byte_slots));
+  const std::int64_t page = spec.layout.page_size;
+  for (const std::int64_t slot : plan.byte_slots) {
+    for (const Source& s : plan.sources) {
+      w.raw(s.base + slot / page * s.page_stride + s.offset + slot % page * s.token_stride,
+            static_cast<std::size_t>(s.bytes));
+    }
+  }
+  const std::vector<std::pair<std::int64_t, LedgerEvent>> events = m.pool_events(pool);
+  w.value(static_cast<std::uint64_t>(events.size()));
+  for (const auto& [slot, e] : events) {
+    w.value(slot);
+    w.value(e.step);
+    w.value(e.peer);
+    w.value(static_cast<std::uint32_t>(e.owner));
+    w.value(static_cast<std::uint32_t>(e.kind));
+  }
+}
+
+void write_row(Writer& w, const DumpRow& r) {
+  w.value(r.owner);
+  w.value(r.row);
+  w.value(static_cast<std::uint32_t>(r.pools.size()));
+  for (const int pool : r.pools) w.value(static_cast<std::int32_t>(pool));
+  w.value(static_cast<std::uint64_t>(r.cells.size()));
+  w.array(std::span<const std::int32_t>(r.cells));
+  std::vector<std::int32_t> tokens = r.tokens;
+  tokens.resize(r.cells.size(), -1);
+  w.array(std::span<const std::int32_t>(tokens));
+}
+
+}  // namespace
+
+void write_dump(Monitor& monitor, const std::string& path, const DumpOptions& options) {
+  const Options& o = monitor.options();
+  if (o.mode == Mode::none) {
+    raise(errors::Page::dump_without_canary, {{"argument", "monitor"}, {"got", path}});
+  }
+  dump::Header h = {};
+  std::memcpy(h.magic, dump::kMagic, sizeof h.magic);
+  h.version = kDumpVersion;
+  h.record_version = kRecordVersion;
+  h.format = static_cast<std::uint8_t>(o.format);
+  h.depth = static_cast<std::uint8_t>(o.depth);
+  h.source_digests = o.source_digests && o.format == Format::serinus ? 1 : 0;
+  h.num_pools = static_cast<std::uint32_t>(monitor.num_pools());
+  h.step = monitor.stats().steps;
+  h.num_rows = static_cast<std::uint32_t>(options.rows.size());
+  Writer w(path);
+  w.value(h);
+  for (int pool = 0; pool < monitor.num_pools(); ++pool) {
+    write_pool(w, monitor, pool, plan_of(monitor, pool, options));
+  }
+  for (const DumpRow& r : options.rows) write_row(w, r);
+  w.finish();
+}
+
+}  // namespace serinus::canary
