@@ -23,6 +23,7 @@ void add_bench(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);
 void add_scenario(CLI::App& app, int& exit_code);
+void add_scan(CLI::App& app, int& exit_code);
 void add_replay(CLI::App& app, int& exit_code);
 void add_trace_gen(CLI::App& app, int& exit_code);
 

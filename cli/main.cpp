@@ -121,6 +121,7 @@ int run(CLI::App& app, int argc, char** argv) {
   add_scenario(app, exit_code);
   add_replay(app, exit_code);
   add_serve(app, exit_code);
+  add_scan(app, exit_code);
   add_trace_gen(app, exit_code);
   add_attend(app, exit_code);
   add_bench(app, exit_code);

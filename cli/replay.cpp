@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/raise.h"
+#include "cli/bundle.h"
 #include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
@@ -39,7 +40,7 @@ struct Arguments {
   std::uint64_t seed = 1;
   std::string admit = "batch";
   std::string faults = "none";
-  std::string report;
+  std::string report, bundle;
   bool json = false;
   bool no_canary = false;
   bool serve = false;
@@ -97,6 +98,14 @@ int run(const Arguments& args) {
   std::optional<ReportFolder> report;
   if (!args.report.empty()) report.emplace(args.report);
 
+  if (args.no_canary && !args.bundle.empty()) {
+    raise(errors::Page::engine_option, {{"name", "bundle"},
+                                        {"want", "left out with --no-canary: it holds its records"},
+                                        {"got", args.bundle}});
+  }
+  std::optional<Bundle> bundle;
+  if (!args.bundle.empty()) bundle.emplace(args.bundle);
+
   std::optional<engine::FaultLab> lab;
   if (!faults.empty())
     lab.emplace(std::move(faults), args.seed, static_cast<std::int64_t>(trace.size()));
@@ -114,11 +123,13 @@ int run(const Arguments& args) {
   hooks.progress = [&](const engine::ReplayProgress& p) {
     progress.show(p.requests, p.total_requests, p.tokens, p.total_tokens, p.seconds);
   };
+  if (bundle) hooks.snapshot = [&](engine::Engine& e) { bundle->snapshot(e); };
   constexpr int kShown = 20;
   int unexplained = 0;
   hooks.violation = [&](const canary::Violation& v, const std::string& pool, int fault) {
     if (report) report->add(v, pool, fault);
     if (watch) watch->add(v, pool, fault);
+    if (bundle) bundle->add(v, pool, fault);
     if (fault >= 0 || ++unexplained > kShown) return;
     progress.end();
     fmt::print(stderr, "{}\n", canary::to_text(v, pool));
@@ -128,11 +139,13 @@ int run(const Arguments& args) {
     progress.end();
     run.peak_rss_bytes = peak_rss_bytes();
     if (report) report->finish(run);
+    if (bundle) bundle->finish(summary_json(run, true));
     if (args.json) {
       fmt::print("{}\n", summary_json(run, false));
     } else {
       fmt::print("{}", summary_text(run));
       if (report) fmt::print("report: {}\n", report->page());
+      if (bundle) fmt::print("bundle: {} (serinus scan opens it)\n", bundle->folder());
     }
   };
   // Whoever holds sees the summary first, and the engine stays to be asked.
@@ -261,6 +274,11 @@ void add_replay(CLI::App& app, int& exit_code) {
   const char* output = "Output";
   cmd->add_option("--report", args->report,
                   "Folder for violations (text, JSON lines), summary and a web page")
+      ->group(output);
+  cmd->add_option(
+         "--bundle", args->bundle,
+         "Folder for a bug report: records, ledger, table rows, configuration, violations, "
+         "as they were after the step that found the first one")
       ->group(output);
   cmd->add_flag("--json", args->json, "One JSON object on standard output")->group(output);
 

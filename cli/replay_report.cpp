@@ -169,7 +169,13 @@ std::string summary_json(const ReplayRun& run, bool indented) {
   return j.dump(indented ? 2 : -1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string ReportFolder::made(const std::string& folder) {
+std::string violation_line(const canary::Violation& v, const std::string& pool, int fault) {
+  std::string object = canary::to_json(v, pool);
+  object.pop_back();  // its closing brace
+  return object + fmt::format(",\"fault\":{}}}\n", fault);
+}
+
+std::string made_folder(const std::string& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
   if (failed || !std::filesystem::is_directory(folder, failed))
@@ -179,7 +185,7 @@ std::string ReportFolder::made(const std::string& folder) {
 }
 
 ReportFolder::ReportFolder(const std::string& folder)
-    : folder_(made(folder)),
+    : folder_(made_folder(folder)),
       page_(folder_ + "report.html"),
       text_(folder_ + "violations.txt"),
       lines_(folder_ + "violations.jsonl"),
@@ -190,9 +196,7 @@ void ReportFolder::add(const canary::Violation& v, const std::string& pool, int 
   const std::string line =
       canary::to_text(v, pool) + (fault < 0 ? "" : fmt::format(" fault={}", fault));
   text_.write(line + "\n");
-  std::string object = canary::to_json(v, pool);
-  object.pop_back();  // its closing brace, to say which injected fault explains it (-1: none)
-  lines_.write(object + fmt::format(",\"fault\":{}}}\n", fault));
+  lines_.write(violation_line(v, pool, fault));
   constexpr std::size_t kOnPage = 200;
   if (first_.size() < kOnPage) first_.push_back(line);
 }

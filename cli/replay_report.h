@@ -30,6 +30,12 @@ std::string summary_json(const ReplayRun& run, bool indented);
 /// reader.
 std::string report_html(const ReplayRun& run, const std::vector<std::string>& violation_lines);
 
+/// One JSON line: the violation, and which injected fault explains it (-1: none).
+std::string violation_line(const canary::Violation& v, const std::string& pool, int fault);
+
+/// Makes the folder where it does not exist; its name with a slash. Throws InputError (SRN4301).
+std::string made_folder(const std::string& folder);
+
 /// The folder of `--report`: violations.txt, violations.jsonl, summary.json, report.html. The files
 /// are opened when it is made, so that a folder that cannot be written is known before the replay.
 class ReportFolder {
@@ -42,8 +48,6 @@ class ReportFolder {
   const std::string& page() const noexcept { return page_; }
 
  private:
-  static std::string made(const std::string& folder);
-
   std::string folder_, page_;
   WholeFile text_, lines_, summary_, html_;
   std::vector<std::string> first_;  // lines for the page

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/raise.h"
-#include "engine/json_line.h"
+#include "base/json.h"
 #include "error_ids.h"
 
 namespace serinus::engine {

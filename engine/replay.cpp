@@ -39,8 +39,14 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
 
   Engine engine(fitted(options, trace));
   engine.set_injector(hooks.injector);
-  if (hooks.violation) {
+  bool found = false, snapped = hooks.snapshot == nullptr;
+  const auto snap = [&] {
+    if (!std::exchange(snapped, true)) hooks.snapshot(engine);
+  };
+  if (hooks.violation || hooks.snapshot) {
     engine.on_violation = [&](const canary::Violation& v, int fault) {
+      found = true;
+      if (!hooks.violation) return;
       hooks.violation(v, engine.pools()[static_cast<std::size_t>(v.pool)].name, fault);
     };
   }
@@ -63,6 +69,7 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
   result.requests = progress.total_requests;
   if (hooks.started) hooks.started(engine);
   while (engine.step()) {
+    if (found) snap();
     result.pool_map.look(engine.now() - 1, engine.allocator(), engine.cache());
     if (hooks.stepped) hooks.stepped();
     if (hooks.stop != nullptr && hooks.stop->load(std::memory_order_relaxed)) {
@@ -77,6 +84,7 @@ ReplayResult replay(const std::vector<TraceRequest>& trace, const EngineOptions&
     hooks.progress(progress);
   }
   engine.drain();
+  snap();
   engine.fault_log().finish();
   result.counters = engine.counters();
   result.canary = engine.canary_stats();

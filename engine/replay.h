@@ -27,6 +27,9 @@ struct ReplayResult;
 struct ReplayHooks {
   std::function<void(const ReplayProgress&)> progress;  ///< after every step
   std::function<void(const canary::Violation&, const std::string& pool, int fault)> violation;
+  /// Called once: between steps, after the one that found the first violation; at the end where
+  /// none was found.
+  std::function<void(Engine&)> snapshot;
   FaultInjector* injector = nullptr;
   const std::atomic<bool>* stop = nullptr;  ///< set: end after this step, with what there is
   std::function<void(Engine&)> started;     ///< before the first step

@@ -261,6 +261,8 @@ struct Options {
   std::int64_t sweep_interval = 16;   ///< sglang format only: steps from sweep to sweep, 0 = never
   std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled
   std::int64_t event_capacity = 65536;  ///< ledger events kept a pool, for reports; 0 = none
+  std::int64_t health_steps = 100;  ///< a pool that is in use and was not checked for so many steps
+                                    ///< is reported by health(); 0 = never
   int threads = 1;
 };
 
@@ -277,6 +279,10 @@ struct Batch {
   // (locations are slots of the full pool; < 0 = not written; entries beyond the sum of extend_lens
   // are padding, which may write a scratch null slot and nothing else)
   std::span<const std::int64_t> input_ids, positions, out_cache_loc;
+  // Tree drafts (topk > 1): for each flat token the flat index of the token before it, an earlier
+  // one of the same request; -1 = it follows the prefix. Empty: each token follows the one before
+  // it. The chain goes along the tree, so that whichever path is accepted is a sound row.
+  std::span<const std::int64_t> parents;
   // Independent truth, where the engine has it: checked as tokens are stamped, and at every check
   // after. Drafts that may yet be rejected are not known: valid_lens ends before them.
   TensorView expected_tokens;                ///< [rows, max_len] int32, or empty
@@ -309,13 +315,30 @@ struct PoolStats {
   std::array<std::uint64_t, kNumReasons> violations{};
 };
 
+/// A check that stopped running: the pool is in use, and this moment has not looked at it since.
+struct Stall {
+  Moment moment = Moment::head;
+  int pool = 0;
+  std::uint64_t since_step = 0;  ///< of the first announcement that it has not looked at
+  friend bool operator==(const Stall&, const Stall&) = default;
+};
+/// "kv-canary stopped running: moment=tail pool=draft since step=120".
+std::string to_text(const Stall& s, std::string_view pool_name);
+
+class FileSink;
+
 /// What the sweep of the sglang format walks: the engine's prefix tree, flattened.
 struct SweepEntry {
   std::int64_t slot = 0, position = 0, prev_slot = -1;
 };
 
 /// The canary of one engine: attach pools, announce what the allocator does, bracket every forward.
-/// Calls are made from one thread at a time; poll(), stats() and pool_stats() from any.
+///
+/// Threads: poll(), tainted(), stats(), pool_stats(), events(), pool_events(), health() and
+/// log_to() may be called from any thread at any time. All other calls are made from one thread at
+/// a time (which may change, with a lock or a join in between), add_pool() and moves before the
+/// others begin. Several steps may be in flight: forwards of other requests may begin before this
+/// one ends, and violations may be polled steps later.
 class Monitor {
  public:
   explicit Monitor(Options options);
@@ -325,6 +348,11 @@ class Monitor {
 
   /// Returns the pool's number: 0, 1, ... Throws ValueError for an impossible description.
   int add_pool(PoolSpec spec);
+
+  /// The pool's memory is about to go: nothing of it is read any more. It keeps its number; to name
+  /// it afterwards is an error, and a batch that names no pools means the others. (Memory may also
+  /// simply go before the Monitor does, if nothing is called in between but its destructor.)
+  void detach_pool(int pool);
 
   // --- what the allocator does, in stream order
   /// `slots` now belong to `owner`, empty: a new life. A slot that still belongs to somebody:
@@ -394,6 +422,14 @@ class Monitor {
   Stats stats() const;
   /// By pool number. Current as of the last call of a moment or of flush().
   std::vector<PoolStats> pool_stats() const;
+  /// Checks that stopped running, by pool and moment: slots were announced (alloc, load, move), and
+  /// for more than Options::health_steps steps (or 64 times as many announcements, where no step
+  /// comes at all) the moment did not look at that pool. Sweeps of the sglang format have their
+  /// interval on top, so rare ones are no stall; where there are none they are not expected. Each
+  /// stall is logged once, as a warning; nothing is ever thrown for it. From any thread.
+  std::vector<Stall> health() const;
+  /// Every violation is also written to `sink`, when it is first seen. Null: no more.
+  void log_to(std::shared_ptr<FileSink> sink);
 
   /// Raw state, for tests, dumps and fault injection.
   std::span<Record> records(int pool);
@@ -405,7 +441,8 @@ class Monitor {
   /// Everything that the event ring holds of a pool, oldest first, with the slot.
   std::vector<std::pair<std::int64_t, LedgerEvent>> pool_events(int pool) const;
   const Options& options() const noexcept;
-  int num_pools() const noexcept;
+  int num_pools() const noexcept;  ///< detached ones included
+  bool is_attached(int pool) const noexcept;
   const PoolSpec& pool(int pool) const;
   const Options& options() const noexcept;
   SlotState state(int pool, std::int64_t slot) const;  ///< free where there is no such slot

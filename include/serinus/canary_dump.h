@@ -38,7 +38,8 @@ struct DumpOptions {
 };
 
 /// Writes `path`, which appears when it is whole. A dump holds the null slot and every slot that is
-/// allocated or has a record. To be called between steps, from the thread that announces. Throws
+/// allocated or has a record, of every
+/// pool that is attached. To be called between steps, from the thread that announces. Throws
 /// InputError where the file cannot be written, ValueError in Mode::none.
 void write_dump(Monitor& monitor, const std::string& path, const DumpOptions& options = {});
 

@@ -2,9 +2,11 @@
 // calls nothing in Mode::none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include <serinus/canary.h>
 
@@ -21,6 +23,8 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
 
   virtual void add_pool(const PoolSpec& spec) = 0;
+  /// Its memory is never read again.
+  virtual void detach_pool(int pool) = 0;
 
   virtual void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) = 0;
   virtual void on_free(int pool, std::span<const std::int64_t> slots, Owner owner) = 0;
@@ -61,8 +65,13 @@ class Backend {
   std::uint64_t step = 0;
 
  protected:
+  bool is_attached(int pool) const noexcept {
+    return std::find(detached_.begin(), detached_.end(), pool) == detached_.end();
+  }
+
   const Options& options_;
   Reporter& reporter_;
+  std::vector<int> detached_;
 };
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter);

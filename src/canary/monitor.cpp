@@ -6,9 +6,12 @@
 #include <mutex>
 #include <utility>
 
+#include <serinus/log.h>
+
 #include "base/raise.h"
 #include "canary/backend.h"
 #include "canary/event_log.h"
+#include "canary/health.h"
 #include "canary/reporter.h"
 #include "canary/serinus/digest.h"
 
@@ -27,6 +30,7 @@ void check_options(const Options& o) {
   at_least("sweep_interval", o.sweep_interval, 0);
   at_least("ring_capacity", o.ring_capacity, 1);
   at_least("event_capacity", o.event_capacity, 0);
+  at_least("health_steps", o.health_steps, 0);
   at_least("threads", o.threads, 0);
 }
 
@@ -63,7 +67,10 @@ void check_pool(const PoolSpec& p, const Options& options) {
 
 struct Monitor::Impl {
   explicit Impl(Options o)
-      : options(o), events(o.event_capacity), reporter(o.ring_capacity, o.mode, events) {
+      : options(o),
+        events(o.event_capacity),
+        reporter(o.ring_capacity, o.mode, events),
+        health(o.health_steps, o.format == Format::sglang ? o.sweep_interval : 0) {
     if (options.mode == Mode::none) return;
     backend = options.format == Format::serinus ? make_serinus_backend(options, reporter)
                                                 : make_sglang_backend(options, reporter);
@@ -72,10 +79,16 @@ struct Monitor::Impl {
   bool on() const noexcept { return backend != nullptr; }
 
   void check_pool_number(int pool) const {
-    if (pool < 0 || static_cast<std::size_t>(pool) >= pools.size()) {
+    if (pool < 0 || static_cast<std::size_t>(pool) >= pools.size() ||
+        std::find(detached.begin(), detached.end(), pool) != detached.end()) {
       raise(errors::Page::canary_no_such_pool,
             {{"got", std::to_string(pool)}, {"count", std::to_string(pools.size())}});
     }
+  }
+  void check(const Batch& batch) const {
+    check_batch(batch, pools.size());
+    if (detached.empty()) return;
+    for (const int pool : batch.pools) check_pool_number(pool);
   }
   static void check_same(const char* name, std::size_t got, const char* as, std::size_t want) {
     if (got != want) {
@@ -117,6 +130,7 @@ struct Monitor::Impl {
   void publish() {
     const std::lock_guard lock(mutex);
     published = backend->stats;
+    published_step = backend->step;
     for (std::size_t i = 0; i < published_pools.size(); ++i) {
       published_pools[i].live_slots = backend->live_slots(static_cast<int>(i));
     }
@@ -126,14 +140,44 @@ struct Monitor::Impl {
   void note(int pool, LedgerEventKind kind, std::span<const std::int64_t> slots, Owner owner,
             std::int64_t peer = -1, std::span<const std::int64_t> peers = {}) {
     events.add(pool, kind, slots, owner, backend->step, peer, peers);
+    {
+      const std::lock_guard lock(mutex);
+      health.used(pool, backend->step);
+    }
+    if (++announcements % kHealthEvery == 0) tell_stalls();
   }
+
+  /// A moment looked at these pools (none named: at all).
+  void looked(Moment moment, std::span<const int> at) {
+    const std::lock_guard lock(mutex);
+    for (const int pool : at) health.looked(moment, pool);
+    if (!at.empty()) return;
+    for (int pool = 0; pool < static_cast<int>(pools.size()); ++pool) health.looked(moment, pool);
+  }
+
+  void tell_stalls() {
+    std::vector<Stall> stalls;
+    {
+      const std::lock_guard lock(mutex);
+      stalls = health.new_ones(backend->step);
+    }
+    for (const Stall& s : stalls) {
+      log(LogLevel::warning, to_text(s, pools[static_cast<std::size_t>(s.pool)].name));
+    }
+  }
+
+  static constexpr std::uint64_t kHealthEvery = 64;  // announcements between looks, beside steps
 
   Options options;
   EventLog events;
   Reporter reporter;
   std::deque<PoolSpec> pools;
+  std::vector<int> detached;
   std::unique_ptr<Backend> backend;
-  mutable std::mutex mutex;
+  std::uint64_t announcements = 0;
+  mutable std::mutex mutex;  // of what follows
+  HealthWatch health;
+  std::uint64_t published_step = 0;
   Stats published;
   std::vector<PoolStats> published_pools;  // without `violations`, which the reporter counts
 };
@@ -172,12 +216,25 @@ int Monitor::add_pool(PoolSpec spec) {
     const PoolSpec& added = impl_->pools.back();
     const std::lock_guard lock(impl_->mutex);
     impl_->published_pools.push_back({added.name, added.kind, added.num_slots, 0, {}});
+    impl_->health.add_pool();
+    // The sglang format sweeps what set_sweep_source() shows it.
+    const bool sweeps = impl_->options.format == Format::serinus;
+    impl_->health.expect_sweeps(static_cast<int>(impl_->pools.size()) - 1, sweeps);
   } catch (...) {  // no memory for its records: then there is no such pool, anywhere
     impl_->pools.pop_back();
     impl_->events.drop_last_pool();
     throw;
   }
   return static_cast<int>(impl_->pools.size()) - 1;
+}
+
+void Monitor::detach_pool(int pool) {
+  impl_->check_pool_number(pool);
+  impl_->detached.push_back(pool);
+  if (!impl_->on()) return;
+  impl_->backend->detach_pool(pool);
+  const std::lock_guard lock(impl_->mutex);
+  impl_->health.forget(pool);
 }
 
 void Monitor::on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) {
@@ -246,20 +303,28 @@ void Monitor::on_load(int pool, std::span<const Record> records,
 }
 
 void Monitor::begin_step(const Batch& batch, Stream) {
-  check_batch(batch, impl_->pools.size());
+  impl_->check(batch);
   if (!impl_->on()) return;
   impl_->timed(Moment::head, [&] { impl_->backend->head(batch); });
+  impl_->looked(Moment::head, batch.pools);
 }
 
 void Monitor::end_step(const Batch& batch, Stream) {
-  check_batch(batch, impl_->pools.size());
+  impl_->check(batch);
   if (!impl_->on()) return;
   impl_->timed(Moment::tail, [&] { impl_->backend->tail(batch); });
+  impl_->looked(Moment::tail, batch.pools);
+  const std::uint64_t sweeps = impl_->backend->stats.sweeps;
   impl_->timed(Moment::sweep, [&] {
     impl_->backend->sweep();
     ++impl_->backend->step;
     ++impl_->backend->stats.steps;
   });
+  // The serinus format sweeps a part at every step; the sglang format all, now and then.
+  if (impl_->options.format == Format::serinus || impl_->backend->stats.sweeps != sweeps) {
+    impl_->looked(Moment::sweep, {});
+  }
+  impl_->tell_stalls();
   if (impl_->options.mode != Mode::raise) return;
   const std::string first = impl_->reporter.first_since_last_call();
   constexpr std::string_view kBeginning = "kv-canary violation: ";  // of to_text() and of the page
@@ -269,13 +334,13 @@ void Monitor::end_step(const Batch& batch, Stream) {
 
 void Monitor::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
                          std::int64_t end, const Batch& tables) {
-  check_batch(tables, impl_->pools.size());
+  impl_->check(tables);
   if (!impl_->on()) return;
   impl_->timed(moment, [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables); });
 }
 
 void Monitor::stamp_now(const Batch& batch) {
-  check_batch(batch, impl_->pools.size());
+  impl_->check(batch);
   if (!impl_->on()) return;
   impl_->backend->stamp(batch);
   impl_->publish();
@@ -283,7 +348,7 @@ void Monitor::stamp_now(const Batch& batch) {
 
 std::uint64_t Monitor::request_digest(std::int64_t row, std::int64_t length,
                                       const Batch& tables) const {
-  check_batch(tables, impl_->pools.size());
+  impl_->check(tables);
   return impl_->on() ? impl_->backend->request_digest(row, length, tables) : 0;
 }
 
@@ -312,6 +377,7 @@ std::vector<Violation> Monitor::poll() {
 void Monitor::flush() {
   if (!impl_->on()) return;
   impl_->timed(Moment::sweep, [&] { impl_->backend->flush(); });
+  impl_->looked(Moment::sweep, {});
 }
 
 Monitor::Tainted Monitor::tainted() {
@@ -321,6 +387,15 @@ Monitor::Tainted Monitor::tainted() {
 std::vector<LedgerEvent> Monitor::events(int pool, std::int64_t slot, std::size_t n) const {
   impl_->check_pool_number(pool);
   return impl_->events.last(pool, slot, n);
+}
+
+std::vector<Stall> Monitor::health() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->health.stalled(impl_->published_step);
+}
+
+void Monitor::log_to(std::shared_ptr<FileSink> sink) {
+  impl_->reporter.log_to(std::move(sink));
 }
 
 Stats Monitor::stats() const {
@@ -381,6 +456,11 @@ int Monitor::num_pools() const noexcept {
   return static_cast<int>(impl_->pools.size());
 }
 
+bool Monitor::is_attached(int pool) const noexcept {
+  const std::vector<int>& gone = impl_->detached;
+  return pool >= 0 && pool < num_pools() && std::find(gone.begin(), gone.end(), pool) == gone.end();
+}
+
 const PoolSpec& Monitor::pool(int pool) const {
   impl_->check_pool_number(pool);
   return impl_->pools[static_cast<std::size_t>(pool)];
@@ -408,7 +488,12 @@ std::int64_t Monitor::num_sources(int pool) const {
 
 void Monitor::set_sweep_source(int pool, std::function<void(std::vector<SweepEntry>&)> source) {
   impl_->check_pool_number(pool);
-  if (impl_->on()) impl_->backend->set_sweep_source(pool, std::move(source));
+  if (!impl_->on()) return;
+  const bool expected = source != nullptr && impl_->options.sweep_interval > 0;
+  impl_->backend->set_sweep_source(pool, std::move(source));
+  if (impl_->options.format != Format::sglang) return;
+  const std::lock_guard lock(impl_->mutex);
+  impl_->health.expect_sweeps(pool, expected);
 }
 
 }  // namespace serinus::canary

@@ -3,6 +3,8 @@
 
 #include <serinus/canary.h>
 
+#include "base/json.h"
+
 namespace serinus::canary {
 
 const char* name_of(Format f) noexcept {
@@ -68,25 +70,10 @@ std::string names_of(Reason reasons) {
   return out.empty() ? "none" : out;
 }
 
-namespace {
-
-std::string json_string(std::string_view s) {
-  std::string out = "\"";
-  for (const char c : s) {
-    const auto u = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (u < 0x20) {
-      out += fmt::format("\\u{:04x}", u);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
+std::string to_text(const Stall& s, std::string_view pool_name) {
+  return fmt::format("kv-canary stopped running: moment={} pool={} since step={}",
+                     name_of(s.moment), pool_name, s.since_step);
 }
-
-}  // namespace
 
 std::string to_text(const LedgerEvent& e) {
   std::string out = fmt::format("{}:", name_of(e.kind));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <serinus/canary_sink.h>
 #include <serinus/log.h>
 
 namespace serinus::canary {
@@ -60,6 +61,11 @@ void Reporter::add_pool_name(std::string name) {
   by_reason_.emplace_back();
 }
 
+void Reporter::log_to(std::shared_ptr<FileSink> sink) {
+  const std::lock_guard lock(mutex_);
+  sink_ = std::move(sink);
+}
+
 void Reporter::count(int pool, Reason reasons) {
   ByReason& counts = by_reason_[static_cast<std::size_t>(pool)];
   for (std::size_t i = 0; i < kNumReasons; ++i) {
@@ -96,7 +102,9 @@ void Reporter::report(Violation v, std::uint64_t life) {
       v.events = events_.last(v.pool, v.slot, kEventsInAViolation);
       seen_.emplace(key, Seen{v, round_, pending_.size()});
       pending_.push_back(v);
-      line = to_text(v, pool_names_[static_cast<std::size_t>(v.pool)]);
+      const std::string& pool = pool_names_[static_cast<std::size_t>(v.pool)];
+      line = to_text(v, pool);
+      if (sink_) sink_->write(to_json(v, pool));
       if (first_.empty()) first_ = line;
     } else {
       Seen& s = found->second;

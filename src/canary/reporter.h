@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -20,6 +21,7 @@ class Reporter {
   Reporter(std::int64_t capacity, Mode mode, const EventLog& events);
 
   void add_pool_name(std::string name);
+  void log_to(std::shared_ptr<FileSink> sink);
 
   /// `life` tells faults at one slot apart (generation; row and cell where there is no slot). A
   /// fault that is known already only counts up; one that shows a new reason after it was taken is
@@ -67,6 +69,7 @@ class Reporter {
   std::size_t capacity_;
   Mode mode_;
   const EventLog& events_;
+  std::shared_ptr<FileSink> sink_;
   void count(int pool, Reason reasons);
 
   std::vector<std::string> pool_names_;

@@ -88,6 +88,13 @@ struct SglangPool {
     return swa ? sg::LaunchTag::sweep_k_swa : sg::LaunchTag::sweep_k_full;
   }
 
+  /// The tail checks what the head planned, unless another forward began in between.
+  bool is_planned_for(const Batch& b) const {
+    return verify_plan && std::ranges::equal(planned_rows, b.rows) &&
+           std::ranges::equal(planned_prefixes, b.prefix_lens) &&
+           std::ranges::equal(planned_extends, b.extend_lens);
+  }
+
   PoolSpec spec;
   ZeroArray<Record> head, tail;  // 32 bytes a slot; the fields are those of sglang::Record
   ZeroArray<std::uint32_t> lives;
@@ -97,6 +104,7 @@ struct SglangPool {
   std::optional<sg::HostVerifyPlan> verify_plan;  // of the step in progress
   std::optional<sg::HostWritePlan> write_plan;
   std::vector<Reader> readers;  // of verify_plan
+  std::vector<std::int64_t> planned_rows, planned_prefixes, planned_extends;
 };
 
 class SglangBackend final : public Backend {
@@ -106,6 +114,14 @@ class SglangBackend final : public Backend {
         ring_(static_cast<std::size_t>(options.ring_capacity) * sg::kViolationFields) {}
 
   void add_pool(const PoolSpec& spec) override { pools_.emplace_back(spec, options_.depth); }
+
+  void detach_pool(int pool) override {
+    detached_.push_back(pool);
+    SglangPool& p = at(pool);
+    p.sources.clear();
+    p.sweep_source = nullptr;
+    p.verify_plan.reset();
+  }
 
   void on_alloc(int pool, std::span<const std::int64_t> slots, Owner) override {
     SglangPool& p = at(pool);
@@ -164,7 +180,7 @@ class SglangBackend final : public Backend {
   }
   void tail(const Batch& batch) override {
     each_pool(batch, [&](int pool) {
-      if (!at(pool).verify_plan) plan(pool, batch);
+      if (!at(pool).is_planned_for(batch)) plan(pool, batch);
       verify(pool, Moment::tail, *at(pool).verify_plan, at(pool).readers);
       write(pool, Moment::tail, batch);
       at(pool).verify_plan.reset();
@@ -267,7 +283,9 @@ class SglangBackend final : public Backend {
     if (!batch.pools.empty()) {
       for (const int pool : batch.pools) f(pool);
     } else {
-      for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) f(pool);
+      for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+        if (is_attached(pool)) f(pool);
+      }
     }
   }
 
@@ -283,6 +301,9 @@ class SglangBackend final : public Backend {
     }
     const bool has_window = windowed && p.spec.kind == PoolKind::swa &&
                             !p.spec.full_to_swa.empty() && p.spec.window > 0;
+    p.planned_rows.assign(batch.rows.begin(), batch.rows.end());
+    p.planned_prefixes.assign(batch.prefix_lens.begin(), batch.prefix_lens.end());
+    p.planned_extends.assign(batch.extend_lens.begin(), batch.extend_lens.end());
     p.readers.clear();
     for (std::size_t r = 0; r < prefixes.size(); ++r) {
       const bool active = batch.rows[r] != sg::kPaddingRow;
@@ -376,38 +397,91 @@ class SglangBackend final : public Backend {
   void write(int pool, Moment moment, const Batch& batch) {
     if (batch.out_cache_loc.empty()) return;
     SglangPool& p = at(pool);
-    sg::WriteInput in;
-    in.input_ids = vector_view(batch.input_ids);
-    in.positions = vector_view(batch.positions);
-    in.out_cache_loc = vector_view(batch.out_cache_loc);
-    std::vector<std::int64_t> translated;
+    std::vector<std::int64_t> slots(batch.out_cache_loc.begin(), batch.out_cache_loc.end());
     if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
-      translated.resize(batch.out_cache_loc.size());
-      sg::translate_slots(vector_view(batch.out_cache_loc), vector_view(p.spec.full_to_swa),
-                          vector_view(translated));
-      in.out_cache_loc = vector_view(translated);
+      sg::translate_slots(vector_view(slots), vector_view(p.spec.full_to_swa), vector_view(slots));
     }
+    if (!batch.parents.empty()) {
+      write_tree(pool, moment, batch, slots);
+      return;
+    }
+    write_rows(pool, moment, batch, *p.write_plan, batch.input_ids, batch.positions, slots,
+               [](std::size_t row) { return row; });
+  }
+
+  /// The format's rows are linear chains, and a row's seed is read before anything is written. So a
+  /// tree is written level by level, each token a row of its own, seeded by its parent's slot.
+  void write_tree(int pool, Moment moment, const Batch& batch,
+                  const std::vector<std::int64_t>& slots) {
+    const sg::HostWritePlan& rows = *at(pool).write_plan;
+    std::vector<std::size_t> request(slots.size()), depth(slots.size());
+    std::vector<std::int64_t> seeds(slots.size(), sg::kChainHead);
+    std::vector<bool> listed(slots.size());
+    std::size_t levels = 0;
+    for (std::size_t r = 0; r < static_cast<std::size_t>(rows.num_valid_reqs); ++r) {
+      const auto n = std::ssize(slots);
+      const std::int64_t begin = std::clamp<std::int64_t>(rows.offsets[r], 0, n);
+      const std::int64_t end = std::clamp<std::int64_t>(rows.offsets[r + 1], begin, n);
+      for (std::int64_t j = begin; j < end; ++j) {
+        const auto i = static_cast<std::size_t>(j);
+        const std::int64_t parent = batch.parents[i];
+        const bool inner = parent >= begin && parent < j;
+        request[i] = r;
+        depth[i] = inner ? depth[static_cast<std::size_t>(parent)] + 1 : 0;
+        seeds[i] = inner ? slots[static_cast<std::size_t>(parent)] : rows.seeds[r];
+        listed[i] = true;
+        levels = std::max(levels, depth[i] + 1);
+      }
+    }
+    for (std::size_t level = 0; level < levels; ++level) {
+      std::vector<std::int64_t> ids, positions, where;
+      std::vector<std::size_t> from;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (!listed[i] || depth[i] != level) continue;
+        ids.push_back(batch.input_ids[i]);
+        positions.push_back(batch.positions[i]);
+        where.push_back(slots[i]);
+        from.push_back(i);
+      }
+      sg::HostWritePlan plan(std::ssize(where));
+      for (std::size_t k = 0; k < from.size(); ++k) {
+        plan.offsets[k + 1] = static_cast<std::int64_t>(k) + 1;
+        plan.seeds[k] = seeds[from[k]];
+      }
+      plan.num_valid_reqs = static_cast<std::int32_t>(from.size());
+      write_rows(pool, moment, batch, plan, ids, positions, where,
+                 [&](std::size_t row) { return request[from[row]]; });
+    }
+  }
+
+  /// `request_of` gives the batch's request of a row of the plan.
+  template <class RequestOf>
+  void write_rows(int pool, Moment moment, const Batch& batch, sg::HostWritePlan& plan,
+                  std::span<const std::int64_t> ids, std::span<const std::int64_t> positions,
+                  std::span<const std::int64_t> slots, RequestOf&& request_of) {
+    sg::WriteInput in;
+    in.input_ids = vector_view(ids);
+    in.positions = vector_view(positions);
+    in.out_cache_loc = vector_view(slots);
     const std::int64_t before = slot_runs_;
-    sg::write(context(pool, moment), p.write_plan->view(), in, {}, options_.threads);
+    sg::write(context(pool, moment), plan.view(), in, {}, options_.threads);
     count(moment == Moment::tail ? stats.records_written : ignored_, pool, moment, before);
-    const std::span<const std::int64_t> slots(in.out_cache_loc.as<const std::int64_t>(),
-                                              batch.out_cache_loc.size());
-    std::size_t token = 0;  // rows come in the order of the tokens
+    std::size_t token = 0;  // ring rows come in the order of the tokens
     drain(pool, moment, [&](Violation& v) {
-      while (token < slots.size() &&
-             (slots[token] != v.slot || batch.input_ids[token] != v.stored_token ||
-              batch.positions[token] != v.stored_position)) {
+      while (token < slots.size() && (slots[token] != v.slot || ids[token] != v.stored_token ||
+                                      positions[token] != v.stored_position)) {
         ++token;
       }
-      const std::vector<std::int64_t>& ends = p.write_plan->offsets;  // the first is 0
+      const std::vector<std::int64_t>& ends = plan.offsets;  // the first is 0
       const auto end =
           std::upper_bound(ends.begin() + 1, ends.end(), static_cast<std::int64_t>(token));
       if (end == ends.end()) return;
-      const auto r = static_cast<std::size_t>(end - ends.begin() - 1);
+      const auto row = static_cast<std::size_t>(end - ends.begin() - 1);
+      const std::size_t r = request_of(row);
       v.request = batch.owners[r];
       v.row = batch.rows[r];
       v.prev_slot =
-          static_cast<std::int64_t>(token) == ends[r] ? p.write_plan->seeds[r] : slots[token - 1];
+          static_cast<std::int64_t>(token) == ends[row] ? plan.seeds[row] : slots[token - 1];
       ++token;
     });
   }

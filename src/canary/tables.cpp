@@ -30,6 +30,9 @@ void check_batch(const Batch& b, std::size_t num_pools) {
   if (!b.valid_lens.empty()) same("valid_lens", b.valid_lens.size(), "rows", b.rows.size());
   same("input_ids", b.input_ids.size(), "out_cache_loc", b.out_cache_loc.size());
   same("positions", b.positions.size(), "out_cache_loc", b.out_cache_loc.size());
+  if (!b.parents.empty()) {
+    same("parents", b.parents.size(), "out_cache_loc", b.out_cache_loc.size());
+  }
   for (const int pool : b.pools) {
     if (pool < 0 || static_cast<std::size_t>(pool) >= num_pools) {
       raise(errors::Page::canary_no_such_pool,

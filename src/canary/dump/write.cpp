@@ -188,11 +188,17 @@ void write_pool(Writer& w, Monitor& m, int pool, const PoolPlan& plan) {
   }
 }
 
-void write_row(Writer& w, const DumpRow& r) {
+// `pools` are the numbers of the pools that are there: the dump counts those.
+void write_row(Writer& w, const DumpRow& r, const std::vector<int>& pools) {
   w.value(r.owner);
   w.value(r.row);
-  w.value(static_cast<std::uint32_t>(r.pools.size()));
-  for (const int pool : r.pools) w.value(static_cast<std::int32_t>(pool));
+  std::vector<std::int32_t> numbers;
+  for (const int pool : r.pools) {
+    const auto at = std::ranges::find(pools, pool);
+    if (at != pools.end()) numbers.push_back(static_cast<std::int32_t>(at - pools.begin()));
+  }
+  w.value(static_cast<std::uint32_t>(numbers.size()));
+  w.array(std::span<const std::int32_t>(numbers));
   w.value(static_cast<std::uint64_t>(r.cells.size()));
   w.array(std::span<const std::int32_t>(r.cells));
   std::vector<std::int32_t> tokens = r.tokens;
@@ -214,15 +220,17 @@ void write_dump(Monitor& monitor, const std::string& path, const DumpOptions& op
   h.format = static_cast<std::uint8_t>(o.format);
   h.depth = static_cast<std::uint8_t>(o.depth);
   h.source_digests = o.source_digests && o.format == Format::serinus ? 1 : 0;
-  h.num_pools = static_cast<std::uint32_t>(monitor.num_pools());
+  std::vector<int> pools;
+  for (int pool = 0; pool < monitor.num_pools(); ++pool) {
+    if (monitor.is_attached(pool)) pools.push_back(pool);
+  }
+  h.num_pools = static_cast<std::uint32_t>(pools.size());
   h.step = monitor.stats().steps;
   h.num_rows = static_cast<std::uint32_t>(options.rows.size());
   Writer w(path);
   w.value(h);
-  for (int pool = 0; pool < monitor.num_pools(); ++pool) {
-    write_pool(w, monitor, pool, plan_of(monitor, pool, options));
-  }
-  for (const DumpRow& r : options.rows) write_row(w, r);
+  for (const int pool : pools) write_pool(w, monitor, pool, plan_of(monitor, pool, options));
+  for (const DumpRow& r : options.rows) write_row(w, r, pools);
   w.finish();
 }
 

@@ -42,6 +42,16 @@ void SerinusBackend::add_pool(const PoolSpec& spec) {
   pools_.emplace_back(spec, options_);
 }
 
+void SerinusBackend::detach_pool(int pool) {
+  detached_.push_back(pool);
+  Pool& p = at(pool);
+  p.sources.clear();
+  p.raw_sources.clear();
+  p.fresh.clear();
+  std::fill(p.live.begin(), p.live.end(), 0);
+  p.num_live = 0;
+}
+
 void SerinusBackend::on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) {
   Pool& p = at(pool);
   if (++epoch_ == 0) ++epoch_;  // a record of zeros must be of no life

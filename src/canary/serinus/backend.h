@@ -35,6 +35,7 @@ class SerinusBackend final : public Backend {
   using Backend::Backend;
 
   void add_pool(const PoolSpec& spec) override;
+  void detach_pool(int pool) override;
   void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) override;
   void on_free(int pool, std::span<const std::int64_t> slots, Owner owner) override;
   void on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) override;

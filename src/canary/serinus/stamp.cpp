@@ -12,6 +12,7 @@ struct Write {
   std::int64_t slot = 0;
   std::uint32_t token = 0, position = 0;
   std::int64_t expected_token = -1, expected_position = 0;
+  std::int64_t parent = -1;  ///< in a tree: index of the write before it; -1 = the prefix
 
   /// A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
   Reason wrong_input() const noexcept {
@@ -34,6 +35,12 @@ void SerinusBackend::stamp(const Batch& batch) {
   std::vector<Write> writes;
   std::vector<std::int64_t> slots;
   std::vector<std::uint64_t> digests, contributions;
+  const bool is_tree = !batch.parents.empty();
+  struct Node {
+    std::int64_t cell = 0, write = -1;
+  };
+  std::vector<Node> nodes;            // of a request's tree, by token
+  std::vector<std::uint64_t> chains;  // of its writes
   for (const int pool : pools_of(batch)) {
     Pool& p = at(pool);
     const auto sources = static_cast<std::int64_t>(p.sources.size());
@@ -87,6 +94,7 @@ void SerinusBackend::stamp(const Batch& batch) {
       }
       writes.clear();
       slots.clear();
+      nodes.clear();
       const std::int64_t prefix =
           std::clamp<std::int64_t>(batch.prefix_lens[i], 0, std::int64_t{1} << 62);
       const std::int64_t known =
@@ -94,6 +102,20 @@ void SerinusBackend::stamp(const Batch& batch) {
       for (std::int64_t j = begin; j < k; ++j) {
         const auto at = static_cast<std::size_t>(j);
         const std::int64_t position = batch.positions[at];
+        Node node{prefix + (j - begin), -1};
+        std::int64_t parent = -1;
+        if (is_tree) {
+          const std::int64_t before = batch.parents[at];
+          node.cell = prefix;
+          if (before >= begin && before < j) {
+            const Node& n = nodes[static_cast<std::size_t>(before - begin)];
+            node.cell = n.cell + 1;
+            parent = n.write;
+          } else if (before != -1) {
+            report_out_of_range(pool, -1, Moment::tail, owner, row, before);
+          }
+          nodes.push_back(node);
+        }
         const std::int64_t slot = place(batch.out_cache_loc[at], owner, row, position);
         if (slot == 0) write_to_null(owner, row);
         if (slot <= 0) continue;
@@ -105,10 +127,11 @@ void SerinusBackend::stamp(const Batch& batch) {
           report(std::move(v));
           continue;
         }
-        const std::int64_t cell = prefix + (j - begin), told = cell + p.spec.token_offset;
+        const std::int64_t cell = node.cell, told = cell + p.spec.token_offset;
+        if (is_tree) nodes.back().write = std::ssize(writes);
         writes.push_back({slot, static_cast<std::uint32_t>(batch.input_ids[at]),
                           static_cast<std::uint32_t>(position),
-                          told >= 0 && told < known ? expected.at(row, told) : -1, cell});
+                          told >= 0 && told < known ? expected.at(row, told) : -1, cell, parent});
         slots.push_back(slot);
       }
       if (sources > 0) {
@@ -120,10 +143,20 @@ void SerinusBackend::stamp(const Batch& batch) {
       std::uint64_t h = 0;
       std::int64_t last = -2;  // position that h is the chain of
       std::int64_t prev = -2;
+      chains.resize(writes.size());
       for (std::size_t j = 0; j < writes.size(); ++j) {
         constexpr std::size_t kAhead = 16;
         if (j + kAhead < writes.size()) p.ask_for(writes[j + kAhead].slot);
         const Write& w = writes[j];
+        if (is_tree) {
+          last = -2;
+          if (w.parent >= 0) {
+            const auto before = static_cast<std::size_t>(w.parent);
+            h = chains[before];
+            last = writes[before].position;
+            prev = writes[before].slot;
+          }
+        }
         if (w.position == 0) {
           h = kChainAnchor;
           prev = -1;
@@ -145,6 +178,7 @@ void SerinusBackend::stamp(const Batch& batch) {
         }
         h = hash::chain_step(h, hash::token_term(w.token, w.position));
         last = w.position;
+        chains[j] = h;
         LedgerEntry& e = p.ledger[w.slot];
         const bool owned = e.owner == owner && owner != 0;
         const bool claimed = !owned && p.claims(w.slot, owner);

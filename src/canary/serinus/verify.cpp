@@ -431,7 +431,9 @@ void SerinusBackend::verify_null(int pool, Moment moment) {
 std::vector<int> SerinusBackend::pools_of(const Batch& batch) const {
   std::vector<int> pools(batch.pools.begin(), batch.pools.end());
   if (batch.pools.empty()) {
-    for (int i = 0; i < static_cast<int>(pools_.size()); ++i) pools.push_back(i);
+    for (int i = 0; i < static_cast<int>(pools_.size()); ++i) {
+      if (is_attached(i)) pools.push_back(i);
+    }
   }
   return pools;
 }
@@ -522,8 +524,11 @@ void SerinusBackend::verify_due(const Batch& batch) {
                      valid_len(batch, i, expected));
       }
     }
-    std::erase_if(found->second.due, [](const Reader::Due& d) {
-      return std::find(d.done.begin(), d.done.end(), false) == d.done.end();
+    std::erase_if(found->second.due, [&](const Reader::Due& d) {
+      for (int pool = 0; pool < static_cast<int>(d.done.size()); ++pool) {
+        if (!d.done[static_cast<std::size_t>(pool)] && is_attached(pool)) return false;
+      }
+      return true;
     });
   }
 }
@@ -587,6 +592,7 @@ void SerinusBackend::flush() {
       done = p.next_live(4096, cursor, slots);
       verify_slots(pool, Moment::sweep, slots);
     }
+    if (!is_attached(pool)) continue;
     ++stats.sweeps;
     verify_null(pool, Moment::sweep);
   }

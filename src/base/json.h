@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace serinus::engine {
+namespace serinus {
 
 /// What is wrong with the text, and at which byte. Readers turn it into an InputError that names
 /// file, line and field.
@@ -75,10 +75,13 @@ class JsonCursor {
   bool first_ = false;  ///< no item of the innermost container was read yet
 };
 
+/// `text` as a JSON string, in quotes. Bytes that are no UTF-8 stay what they are.
+std::string json_string(std::string_view text);
+
 /// Whether the bytes are well-formed UTF-8 (no surrogates, no overlong forms).
 bool is_utf8(std::string_view text) noexcept;
 
 /// `text` made safe to print in a message: control and non-ASCII bytes as \xNN, cut at `limit`.
 std::string printable(std::string_view text, std::size_t limit = 60);
 
-}  // namespace serinus::engine
+}  // namespace serinus

@@ -1,10 +1,10 @@
-#include "engine/json_line.h"
+#include "base/json.h"
 
 #include <charconv>
 #include <cmath>
 #include <system_error>
 
-namespace serinus::engine {
+namespace serinus {
 
 const char* name_of(JsonKind k) noexcept {
   switch (k) {
@@ -274,6 +274,25 @@ std::string_view JsonCursor::raw_value() const {
   return text_.substr(begin, ahead.at_ - begin);
 }
 
+std::string json_string(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto u = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (u < 0x20) {
+      out += "\\u00";
+      out += kHex[u >> 4];
+      out += kHex[u & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
 bool is_utf8(std::string_view text) noexcept {
   for (std::size_t i = 0; i < text.size();) {
     const auto byte = [&](std::size_t at) {
@@ -316,4 +335,4 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
-}  // namespace serinus::engine
+}  // namespace serinus
