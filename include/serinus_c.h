@@ -239,6 +239,8 @@ typedef struct serinus_monitor_options {
   int32_t source_digests;   /* 1: a kv_bytes violation names the damaged layer and segment */
   int32_t reserved;
   int64_t event_capacity; /* ledger events kept a pool, for reports; 0 = the default, -1 = none */
+  int64_t
+      health_steps; /* steps without a check before it is a stall; 0 = the default, -1 = never */
 } serinus_monitor_options;
 
 typedef struct serinus_pool {
@@ -274,6 +276,7 @@ typedef struct serinus_batch {
   const int64_t* out_cache_loc;
   serinus_tensor expected_tokens; /* [rows, max_len] int32, or absent */
   const int64_t* valid_lens;      /* num_requests entries, or null */
+  const int64_t* parents;         /* tree drafts: num_tokens entries, or null */
 } serinus_batch;
 
 /* 32 bytes a slot. */
@@ -333,9 +336,17 @@ serinus_status serinus_monitor_create(const serinus_monitor_options* options,
                                       serinus_monitor** monitor);
 void serinus_monitor_destroy(serinus_monitor* monitor);
 
+/* From the defaults, a JSON file (null: the one that SERINUS_CANARY_CONFIG names, if it is set) and
+ * the environment; violations go to the file that they name, if they do. */
+serinus_status serinus_monitor_create_configured(const char* config_file,
+                                                 serinus_monitor** monitor);
+
 /* `number`, which may be null, gets the pool's number: 0, 1, ... */
 serinus_status serinus_monitor_add_pool(serinus_monitor* monitor, const serinus_pool* pool,
                                         int32_t* number);
+
+/* The pool's memory is about to go: it is not read any more, nor may it be named any more. */
+serinus_status serinus_monitor_detach_pool(serinus_monitor* monitor, int32_t pool);
 
 serinus_status serinus_monitor_on_alloc(serinus_monitor* monitor, int32_t pool,
                                         const int64_t* slots, size_t n, uint32_t owner);
@@ -383,6 +394,28 @@ serinus_status serinus_monitor_poll(serinus_monitor* monitor, serinus_violation*
                                     size_t capacity, size_t* n);
 serinus_status serinus_monitor_flush(serinus_monitor* monitor);
 
+/* Violations are appended to `path` as JSON lines, from a thread of the library's; null: no more.
+ */
+serinus_status serinus_monitor_log_to(serinus_monitor* monitor, const char* path);
+/* The last things announced about a slot, at most `capacity`, oldest first. From any thread. */
+serinus_status serinus_monitor_events(serinus_monitor* monitor, int32_t pool, int64_t slot,
+                                      serinus_event* events, size_t capacity, size_t* n);
+
+typedef struct serinus_stall {
+  int32_t moment, pool;
+  uint64_t since_step;
+} serinus_stall;
+/* Checks that stopped running. *n gets how many there are, which may be more than fit. From any
+ * thread. */
+serinus_status serinus_monitor_health(serinus_monitor* monitor, serinus_stall* stalls,
+                                      size_t capacity, size_t* n);
+
+/* Writes a dump of all attached pools, with the KV bytes or without. */
+serinus_status serinus_monitor_dump(serinus_monitor* monitor, const char* path, int32_t with_bytes);
+/* Checks a dump; *n gets how many violations there are, which may be more than fit. */
+serinus_status serinus_scan(const char* path, serinus_violation* violations, size_t capacity,
+                            size_t* n);
+
 typedef struct serinus_slot {
   int32_t pool;
   int64_t slot;
@@ -400,6 +433,51 @@ serinus_status serinus_monitor_get_stats(serinus_monitor* monitor, serinus_monit
  * gets the bytes with the terminator; where `capacity` is less, the text is cut. */
 serinus_status serinus_violation_print(const serinus_violation* violation, const char* pool_name,
                                        int32_t json, char* text, size_t capacity, size_t* needed);
+
+/* ---- several machines ------------------------------------------------------------------- */
+
+/* What the two sides of a transfer of KV with records must agree on: 112 bytes to exchange. */
+typedef struct serinus_transfer_terms {
+  uint32_t version, record_version, format, depth;
+  int64_t num_layers, token_bytes, page_size;
+  uint64_t layout_hash;
+  char layout[64];
+} serinus_transfer_terms;
+serinus_status serinus_monitor_transfer_terms(serinus_monitor* monitor, int32_t pool,
+                                              serinus_transfer_terms* terms);
+/* SERINUS_VALUE_ERROR where they do not fit; the message says in what. */
+serinus_status serinus_check_transfer(const serinus_transfer_terms* mine,
+                                      const serinus_transfer_terms* theirs);
+
+/* What a rank has cached for a request: 32 bytes to gather. */
+typedef struct serinus_request_digest {
+  uint32_t version, owner;
+  int64_t length;
+  uint64_t chain, kv;
+} serinus_request_digest;
+serinus_status serinus_monitor_rank_digest(serinus_monitor* monitor, int32_t pool, uint32_t owner,
+                                           int64_t row, int64_t length,
+                                           const serinus_tensor* req_to_token,
+                                           serinus_request_digest* digest);
+
+typedef struct serinus_rank_difference {
+  int32_t rank;
+  uint32_t owner;
+  int64_t request; /* index within a rank's digests */
+  int32_t owner_differs, length_differs, chain_differs, kv_differs; /* 0 or 1 */
+} serinus_rank_difference;
+/* `gathered` is rank-major: num_ranks * num_requests. With a monitor each request that differs is
+ * also a violation there (it may be null). *n gets how many differences there are, which may be
+ * more than fit. */
+serinus_status serinus_compare_ranks(serinus_monitor* monitor,
+                                     const serinus_request_digest* gathered, int32_t num_ranks,
+                                     size_t num_requests, int32_t compare_kv,
+                                     serinus_rank_difference* differences, size_t capacity,
+                                     size_t* n);
+
+/* Versions of the byte formats that outlive a process. */
+uint32_t serinus_record_version(void);
+uint32_t serinus_dump_version(void);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,19 @@
 // The canary's Monitor for C.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <serinus/canary.h>
+#include <serinus/canary_config.h>
+#include <serinus/canary_dump.h>
+#include <serinus/canary_ranks.h>
+#include <serinus/canary_sink.h>
+#include <serinus/version.h>
 #include <serinus_c.h>
 
 #include "c_api/call.h"
@@ -19,7 +26,7 @@ using c_api::read_struct;
 using c_api::required;
 
 struct serinus_monitor {
-  explicit serinus_monitor(const canary::Options& options) : monitor(options) {}
+  explicit serinus_monitor(canary::Monitor m) : monitor(std::move(m)) {}
 
   canary::Monitor monitor;
   std::mutex mutex;                        // of what follows: poll may come from any thread
@@ -41,7 +48,8 @@ canary::Options options_of(const serinus_monitor_options* pointer) {
   using namespace canary;
   Options o;
   if (pointer == nullptr) return o;
-  const serinus_monitor_options given = read_struct("options", pointer);
+  const serinus_monitor_options given =
+      read_struct("options", pointer, offsetof(serinus_monitor_options, event_capacity));
   o.format = one_of("format", given.format, {Format::serinus, Format::sglang});
   o.depth = one_of("depth", given.depth, {Depth::all, Depth::partial, Depth::none});
   o.mode = one_of("mode", given.mode, {Mode::log, Mode::raise, Mode::quarantine, Mode::none});
@@ -52,6 +60,7 @@ canary::Options options_of(const serinus_monitor_options* pointer) {
   if (given.sweep_interval != 0) o.sweep_interval = std::max<std::int64_t>(given.sweep_interval, 0);
   if (given.ring_capacity != 0) o.ring_capacity = given.ring_capacity;
   if (given.event_capacity != 0) o.event_capacity = std::max<std::int64_t>(given.event_capacity, 0);
+  if (given.health_steps != 0) o.health_steps = std::max<std::int64_t>(given.health_steps, 0);
   o.source_digests = one_of("source_digests", given.source_digests, {false, true});
   return o;
 }
@@ -75,7 +84,7 @@ canary::PoolSpec pool_of(const serinus_pool* pointer) {
 }
 
 canary::Batch batch_of(const serinus_batch* pointer) {
-  const serinus_batch given = read_struct("batch", pointer);
+  const serinus_batch given = read_struct("batch", pointer, offsetof(serinus_batch, parents));
   canary::Batch b;
   static_assert(sizeof(int) == sizeof(std::int32_t));
   b.pools = array("pools", given.pools, given.num_pools);
@@ -87,6 +96,7 @@ canary::Batch batch_of(const serinus_batch* pointer) {
   b.input_ids = array("input_ids", given.input_ids, given.num_tokens);
   b.positions = array("positions", given.positions, given.num_tokens);
   b.out_cache_loc = array("out_cache_loc", given.out_cache_loc, given.num_tokens);
+  if (given.parents != nullptr) b.parents = {given.parents, given.num_tokens};
   b.expected_tokens = c_api::tensor("expected_tokens", given.expected_tokens);
   if (given.valid_lens != nullptr) b.valid_lens = {given.valid_lens, given.num_requests};
   return b;
@@ -118,6 +128,10 @@ void copy_numbers(const From& from, To& to) {
   to.count = from.count;
 }
 
+serinus_event event_for_c(const canary::LedgerEvent& e) {
+  return {e.step, e.peer, static_cast<std::int32_t>(e.kind), e.owner};
+}
+
 serinus_violation violation_for_c(const canary::Violation& v) {
   serinus_violation c{};
   c.reasons = static_cast<std::uint32_t>(v.reasons);
@@ -128,7 +142,7 @@ serinus_violation violation_for_c(const canary::Violation& v) {
   static_assert(SERINUS_MAX_EVENTS == canary::kEventsInAViolation);
   for (const canary::LedgerEvent& e : v.events) {
     if (c.num_events == SERINUS_MAX_EVENTS) break;
-    c.events[c.num_events++] = {e.step, e.peer, static_cast<std::int32_t>(e.kind), e.owner};
+    c.events[c.num_events++] = event_for_c(e);
   }
   return c;
 }
@@ -179,7 +193,16 @@ serinus_status serinus_monitor_create(const serinus_monitor_options* options,
                                       serinus_monitor** monitor) {
   return c_api::call([&] {
     required("monitor", monitor);
-    *monitor = new serinus_monitor(options_of(options));
+    *monitor = new serinus_monitor(canary::Monitor(options_of(options)));
+  });
+}
+
+serinus_status serinus_monitor_create_configured(const char* config_file,
+                                                 serinus_monitor** monitor) {
+  return c_api::call([&] {
+    required("monitor", monitor);
+    const std::string file = config_file != nullptr ? config_file : "";
+    *monitor = new serinus_monitor(canary::make_monitor(canary::read_config({}, file)));
   });
 }
 
@@ -348,4 +371,126 @@ serinus_status serinus_violation_print(const serinus_violation* violation, const
     std::memcpy(out.data(), line.data(), kept);
     out[kept] = '\0';
   });
+}
+
+serinus_status serinus_monitor_detach_pool(serinus_monitor* monitor, int32_t pool) {
+  return with(monitor, [&](canary::Monitor& m) { m.detach_pool(pool); });
+}
+
+serinus_status serinus_monitor_log_to(serinus_monitor* monitor, const char* path) {
+  return with(monitor, [&](canary::Monitor& m) {
+    m.log_to(path != nullptr ? std::make_shared<canary::FileSink>(path) : nullptr);
+  });
+}
+
+serinus_status serinus_monitor_events(serinus_monitor* monitor, int32_t pool, int64_t slot,
+                                      serinus_event* events, size_t capacity, size_t* n) {
+  return with(monitor, [&](const canary::Monitor& m) {
+    const auto out = array("events", events, capacity);
+    required("n", n);
+    const std::vector<canary::LedgerEvent> found = m.events(pool, slot, capacity);
+    *n = found.size();
+    std::ranges::transform(found, out.begin(), event_for_c);
+  });
+}
+
+serinus_status serinus_monitor_health(serinus_monitor* monitor, serinus_stall* stalls,
+                                      size_t capacity, size_t* n) {
+  return with(monitor, [&](const canary::Monitor& m) {
+    const auto out = array("stalls", stalls, capacity);
+    required("n", n);
+    const std::vector<canary::Stall> found = m.health();
+    *n = found.size();
+    for (std::size_t i = 0; i < std::min(capacity, found.size()); ++i) {
+      out[i] = {static_cast<std::int32_t>(found[i].moment), found[i].pool, found[i].since_step};
+    }
+  });
+}
+
+serinus_status serinus_monitor_dump(serinus_monitor* monitor, const char* path,
+                                    int32_t with_bytes) {
+  return with(monitor, [&](canary::Monitor& m) {
+    using canary::DumpBytes;
+    canary::DumpOptions options;
+    options.bytes = one_of("with_bytes", with_bytes, {DumpBytes::none, DumpBytes::all});
+    canary::write_dump(m, &required("path", path), options);
+  });
+}
+
+serinus_status serinus_scan(const char* path, serinus_violation* violations, size_t capacity,
+                            size_t* n) {
+  return c_api::call([&] {
+    const auto out = array("violations", violations, capacity);
+    required("n", n);
+    const canary::ScanResult r = canary::scan(canary::Dump(&required("path", path)), capacity);
+    *n = r.violations.size() + static_cast<std::size_t>(r.more);
+    std::ranges::transform(r.violations, out.begin(), violation_for_c);
+  });
+}
+
+serinus_status serinus_monitor_transfer_terms(serinus_monitor* monitor, int32_t pool,
+                                              serinus_transfer_terms* terms) {
+  return with(monitor, [&](const canary::Monitor& m) {
+    required("terms", terms);
+    const canary::TransferTerms t = canary::transfer_terms(m.options(), m.pool(pool));
+    std::memcpy(terms, &t, sizeof t);
+  });
+}
+
+serinus_status serinus_check_transfer(const serinus_transfer_terms* mine,
+                                      const serinus_transfer_terms* theirs) {
+  static_assert(sizeof(serinus_transfer_terms) == sizeof(canary::TransferTerms));
+  return c_api::call([&] {
+    canary::TransferTerms a, b;
+    std::memcpy(static_cast<void*>(&a), &required("mine", mine), sizeof a);
+    std::memcpy(static_cast<void*>(&b), &required("theirs", theirs), sizeof b);
+    canary::check_transfer(a, b);
+  });
+}
+
+serinus_status serinus_monitor_rank_digest(serinus_monitor* monitor, int32_t pool, uint32_t owner,
+                                           int64_t row, int64_t length,
+                                           const serinus_tensor* req_to_token,
+                                           serinus_request_digest* digest) {
+  return with(monitor, [&](canary::Monitor& m) {
+    required("digest", digest);
+    const canary::RequestDigest d = canary::request_digest(
+        m, pool, owner, row, length,
+        c_api::tensor("req_to_token", required("req_to_token", req_to_token)));
+    std::memcpy(digest, &d, sizeof d);
+  });
+}
+
+serinus_status serinus_compare_ranks(serinus_monitor* monitor,
+                                     const serinus_request_digest* gathered, int32_t num_ranks,
+                                     size_t num_requests, int32_t compare_kv,
+                                     serinus_rank_difference* differences, size_t capacity,
+                                     size_t* n) {
+  static_assert(sizeof(serinus_request_digest) == sizeof(canary::RequestDigest));
+  return c_api::call([&] {
+    const auto out = array("differences", differences, capacity);
+    required("n", n);
+    const std::size_t total = num_requests * static_cast<std::size_t>(std::max(num_ranks, 0));
+    array("gathered", gathered, total);
+    std::vector<canary::RequestDigest> all(total);
+    if (total != 0) std::memcpy(static_cast<void*>(all.data()), gathered, total * sizeof all[0]);
+    const bool kv = one_of("compare_kv", compare_kv, {false, true});
+    const auto found = monitor != nullptr
+                           ? canary::report_ranks(monitor->monitor, all, num_ranks, kv)
+                           : canary::compare_ranks(all, num_ranks, kv);
+    *n = found.size();
+    for (std::size_t i = 0; i < std::min(capacity, found.size()); ++i) {
+      const canary::RankDifference& d = found[i];
+      out[i] = {d.rank,           d.owner,         d.request,   d.owner_differs ? 1 : 0,
+                d.length ? 1 : 0, d.chain ? 1 : 0, d.kv ? 1 : 0};
+    }
+  });
+}
+
+uint32_t serinus_record_version(void) {
+  return kRecordVersion;
+}
+
+uint32_t serinus_dump_version(void) {
+  return kDumpVersion;
 }

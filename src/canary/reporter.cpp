@@ -63,7 +63,7 @@ void Reporter::add_pool_name(std::string name) {
 
 void Reporter::log_to(std::shared_ptr<FileSink> sink) {
   const std::lock_guard lock(mutex_);
-  sink_ = std::move(sink);
+  sink_.swap(sink);  // the old one goes after the lock: it may take a second
 }
 
 void Reporter::count(int pool, Reason reasons) {

@@ -16,11 +16,14 @@ run(${CMAKE_COMMAND} -S ${WORK}/outside -B ${WORK}/build -G Ninja -DCMAKE_PREFIX
   -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS} -Wall -Wextra -Wconversion -Werror"
   -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 run(${CMAKE_COMMAND} --build ${WORK}/build)
-execute_process(COMMAND ${WORK}/build/watch_a_pool RESULT_VARIABLE rc OUTPUT_VARIABLE out)
-message("${out}")
-if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes")
-  message(FATAL_ERROR "the example did not report the flipped byte (${rc})")
-endif()
+foreach(example watch_a_pool attach_monitor attach_monitor_c)
+  execute_process(COMMAND ${WORK}/build/${example} RESULT_VARIABLE rc OUTPUT_VARIABLE out)
+  message("${out}")
+  if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes")
+    message(FATAL_ERROR "the example ${example} did not report the flipped byte (${rc})")
+  endif()
+endforeach()
+run(${WORK}/build/custom_layout)
 
 # Built where there is a CUDA runtime; says why it stays on the CPU where there is no GPU.
 if(EXISTS ${WORK}/build/sparse_mla_prefill)
