@@ -440,7 +440,6 @@ class Monitor {
   std::uint64_t null_digest(int pool) const;
   /// Everything that the event ring holds of a pool, oldest first, with the slot.
   std::vector<std::pair<std::int64_t, LedgerEvent>> pool_events(int pool) const;
-  const Options& options() const noexcept;
   int num_pools() const noexcept;  ///< detached ones included
   bool is_attached(int pool) const noexcept;
   const PoolSpec& pool(int pool) const;

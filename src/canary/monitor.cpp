@@ -448,10 +448,6 @@ std::vector<std::pair<std::int64_t, LedgerEvent>> Monitor::pool_events(int pool)
   return impl_->events.all(pool);
 }
 
-const Options& Monitor::options() const noexcept {
-  return impl_->options;
-}
-
 int Monitor::num_pools() const noexcept {
   return static_cast<int>(impl_->pools.size());
 }
