@@ -107,7 +107,7 @@ int main(void) {
   CHECK_OK(serinus_check_transfer(&mine, &theirs));
   CHECK(mine.token_bytes == 656 && strcmp(mine.layout, "fp8_656") == 0);
   theirs.depth = 1;
-  CHECK_FAILS(serinus_check_transfer(&mine, &theirs), SERINUS_VALUE_ERROR, "SRN3011");
+  CHECK_FAILS(serinus_check_transfer(&mine, &theirs), SERINUS_VALUE_ERROR, "SRN3031");
 
   /* A fault, as a line in a file, with its slot's history; and a dump that shows it. */
   CHECK_OK(serinus_monitor_log_to(a, lines));

@@ -184,7 +184,7 @@ TEST(Transfer, EveryDifferenceIsNamed) {
     check_transfer(a, b);
     ADD_FAILURE();
   } catch (const ValueError& e) {
-    EXPECT_EQ(e.id(), "SRN3011");
+    EXPECT_EQ(e.id(), "SRN3031");
     EXPECT_NE(std::string(e.what()).find("depth: all here, partial there"), std::string::npos);
   }
   // Fields of equal size in another order are another layout.
