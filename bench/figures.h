@@ -43,7 +43,7 @@ class Figures {
     }
     fmt::print("{:58} {:8.3f} {:10} {:26} {}\n", name, value, unit, verdict, detail);
     std::fflush(stdout);
-    json_ += (json_.empty() ? "" : ",") + ("\n    " + object + "}");
+    json_ += fmt::format("{}\n    {}}}", json_.empty() ? "" : ",", object);
   }
 
   /// An array, an object a figure. Nothing where `path` is empty; false if it cannot be written.
