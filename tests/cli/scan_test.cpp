@@ -52,9 +52,9 @@ class Scan : public testing::Test {
 };
 
 TEST_F(Scan, OfARunWithoutFaultsIsFine) {
-  for (const char* options :
-       {"", "--format sglang", "--window 128 --draft-layers 1 --host-tokens 20000",
-        "--real-data none", "--layout mha_nhd --heads 2 --head-size 16"}) {
+  for (const char* options : {"", "--format sglang", "--window 128 --draft-layers 1",
+                              "--draft-layers 1 --host-tokens 20000", "--real-data none",
+                              "--layout mha_nhd --heads 2 --head-size 16"}) {
     const CommandResult r = replay(options);
     ASSERT_EQ(r.exit_code, 0) << r.err;
     EXPECT_NE(r.out.find("bundle: "), std::string::npos) << r.out;
@@ -66,29 +66,33 @@ TEST_F(Scan, OfARunWithoutFaultsIsFine) {
 }
 
 TEST_F(Scan, ShowsWhatAFaultLeftBehind) {
-  const CommandResult r = replay("--faults bit_flip:1 --seed 3 --verify all");
+  const CommandResult r = replay("--faults byte_flip:20 --seed 3 --verify all --admit serial");
   ASSERT_EQ(r.exit_code, 0) << r.err << r.out;
   // What the run said, with the slot's history, and the state right after it.
   std::ifstream lines(bundle_ / "violations.jsonl");
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));
   const auto reported = nlohmann::json::parse(line);
-  EXPECT_EQ(reported["fault"], 0);
+  EXPECT_GE(reported["fault"], 0);
   EXPECT_EQ(reported["events"][0]["event"], "alloc");
   const CommandResult s = scan("--json");
   EXPECT_EQ(s.exit_code, 1) << s.out << s.err;
   const auto found = nlohmann::json::parse(s.out);
-  ASSERT_EQ(found["violations"].size(), 1u);
-  EXPECT_EQ(found["violations"][0]["slot"], reported["slot"]);
-  EXPECT_EQ(found["violations"][0]["reasons"], reported["reasons"]);
-  EXPECT_EQ(found["violations"][0]["events"], reported["events"]);
+  bool is_there = false;  // others may be on their way
+  for (const auto& v : found["violations"]) {
+    if (v["slot"] != reported["slot"] || v["pool"] != reported["pool"]) continue;
+    is_there = true;
+    EXPECT_EQ(v["reasons"], reported["reasons"]);
+    EXPECT_EQ(v["events"], reported["events"]);
+  }
+  EXPECT_TRUE(is_there) << s.out;
   EXPECT_GT(found["cells_checked"], 0);
   // The configuration is one that can be used again.
   canary::Config config;
   canary::apply_json(config, read(bundle_ / "config.json"), "config.json");
   EXPECT_EQ(config.options.verify, canary::VerifyPolicy::all);
   EXPECT_EQ(nlohmann::json::parse(read(bundle_ / "summary.json"))["seed"], 3);
-  EXPECT_NE(scan().out.find("reported while it ran: 1 violations"), std::string::npos);
+  EXPECT_EQ(scan().out.find("reported while it ran: 0 violations"), std::string::npos);
 }
 
 TEST_F(Scan, RefusesWhatIsNoDump) {
