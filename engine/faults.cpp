@@ -7,8 +7,8 @@
 #include <charconv>
 #include <utility>
 
-#include "base/raise.h"
 #include "base/json.h"
+#include "base/raise.h"
 #include "engine/mix.h"
 #include "error_ids.h"
 

@@ -7,8 +7,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/raise.h"
 #include "base/json.h"
+#include "base/raise.h"
 #include "error_ids.h"
 
 namespace serinus::engine {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/raise.h"
 #include "base/json.h"
+#include "base/raise.h"
 #include "engine/line_reader.h"
 #include "engine/scenario.h"
 #include "error_ids.h"

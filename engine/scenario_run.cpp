@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "base/raise.h"
 #include "base/json.h"
+#include "base/raise.h"
 #include "engine/mix.h"
 #include "engine/model.h"
 #include "engine/request_text.h"

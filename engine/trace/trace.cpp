@@ -8,8 +8,8 @@
 #include <cmath>
 #include <utility>
 
-#include "base/raise.h"
 #include "base/json.h"
+#include "base/raise.h"
 #include "error_ids.h"
 
 namespace serinus::engine {

@@ -55,7 +55,9 @@ TEST(Ranks, EqualWhereverTheSlotsLie) {
     EXPECT_TRUE(compare_ranks(all, 3).empty());
     EXPECT_NE(all[0], all[1]);
     EXPECT_NE(all[0].chain, 0u);
-    if (format == Format::serinus) EXPECT_NE(all[0].kv, 0u);
+    if (format == Format::serinus) {
+      EXPECT_NE(all[0].kv, 0u);
+    }
   }
 }
 
