@@ -7,6 +7,7 @@
 
 #include "cli/progress.h"
 #include "cli/replay_report.h"
+#include "serve/html_escape.h"
 
 namespace serinus::cli {
 
@@ -48,30 +49,6 @@ pre { background:var(--card); border:1px solid var(--line); border-radius:10px; 
   border-radius:3px; margin:0 5px 0 14px; background:var(--k); } code { font-size:13px; }
 )css";
 
-// Whatever the text holds (file names, notes), the page stays one page.
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 && c != '\n' ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 double median(std::vector<std::uint64_t> v) {
   if (v.empty()) return 0;
   std::sort(v.begin(), v.end());
@@ -80,7 +57,7 @@ double median(std::vector<std::uint64_t> v) {
 
 std::string card(std::string_view value, std::string_view name, std::string_view kind = "") {
   return fmt::format("<div class=\"card {}\"><b>{}</b><span>{}</span></div>\n", kind,
-                     escaped(value), escaped(name));
+                     serve::html_escaped(value), serve::html_escaped(name));
 }
 
 std::string cards(const ReplayRun& run) {
@@ -172,7 +149,7 @@ std::string pool_map(const ReplayRun& run) {
     const double x = kWidth * static_cast<double>(f.step) / steps;
     const double y = kHeight * static_cast<double>(f.slot) / static_cast<double>(slots);
     out += fmt::format("<g class=\"{}\"><title>{}: {}, step {}, slot {}</title>", name_of(f.state),
-                       escaped(f.kind), name_of(f.state), f.step, f.slot);
+                       serve::html_escaped(f.kind), name_of(f.state), f.step, f.slot);
     if (f.state == FaultState::detected) {
       const double to = kWidth * static_cast<double>(f.detected_step) / steps;
       out += fmt::format(
@@ -253,7 +230,7 @@ std::string detection_table(const std::vector<InjectedFault>& faults) {
     out += fmt::format(
         "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</"
         "td><td>{}</td></tr>\n",
-        escaped(kind), injected, n(FaultState::detected), n(FaultState::missed),
+        serve::html_escaped(kind), injected, n(FaultState::detected), n(FaultState::missed),
         n(FaultState::masked), n(FaultState::not_visible), n(FaultState::not_placed),
         row.latencies.empty() ? "–" : fmt::format("{:g}", median(row.latencies)),
         row.latencies.empty()
@@ -272,10 +249,11 @@ std::string fault_list(const std::vector<InjectedFault>& faults) {
     const bool seen = f.state == FaultState::detected;
     out += fmt::format(
         "<tr><td>{} {}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"words\">{}{}</td></tr>\n",
-        i, escaped(f.kind), f.step, seen ? std::to_string(f.detected_step) : name_of(f.state),
-        f.slot < 0 ? "–" : std::to_string(f.slot), escaped(f.note),
+        i, serve::html_escaped(f.kind), f.step,
+        seen ? std::to_string(f.detected_step) : name_of(f.state),
+        f.slot < 0 ? "–" : std::to_string(f.slot), serve::html_escaped(f.note),
         seen ? " → " + canary::names_of(f.reasons)
-             : (f.why.empty() ? "" : " (" + escaped(f.why) + ")"));
+             : (f.why.empty() ? "" : " (" + serve::html_escaped(f.why) + ")"));
   }
   return out + "</table>\n";
 }
@@ -289,7 +267,7 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
       "<title>Serinus replay</title>\n<style>{}</style></head><body>\n<h1>Replay of {}</h1>\n",
-      kStyle, escaped(run.trace));
+      kStyle, serve::html_escaped(run.trace));
   std::string beside;
   if (o.window > 0) beside += fmt::format(", an SWA pool with a window of {}", grouped(o.window));
   if (o.draft_layers > 0)
@@ -301,8 +279,8 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
       "<p>{} requests, {} steps; a pool of {} tokens in pages of {}, layout <code>{}</code>, {} "
       "layers{}; record format <code>{}</code>, seed {}.</p>\n",
       grouped(r.counters.requests), grouped(static_cast<std::int64_t>(r.steps)),
-      grouped(o.pool_tokens), o.page, escaped(o.layout), o.layers, beside, name_of(o.canary.format),
-      run.seed);
+      grouped(o.pool_tokens), o.page, serve::html_escaped(o.layout), o.layers, beside,
+      name_of(o.canary.format), run.seed);
   out += cards(run);
   out +=
       "<h2>The pool over time</h2>\n<p><span class=\"key\" "
@@ -334,7 +312,7 @@ std::string report_html(const ReplayRun& run, const std::vector<std::string>& vi
         "<h2>Violations</h2>\n<p>The first {}; all are in violations.txt and "
         "violations.jsonl.</p>\n<pre>",
         violation_lines.size());
-    for (const std::string& line : violation_lines) out += escaped(line) + "\n";
+    for (const std::string& line : violation_lines) out += serve::html_escaped(line) + "\n";
     out += "</pre>\n";
   }
   return out + "</body></html>\n";

@@ -5,32 +5,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "serve/html_escape.h"
+
 namespace serinus::serve {
 
 namespace {
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 // Text of a page: `code` is code, an empty line parts paragraphs.
 std::string inline_html(std::string_view text) {
@@ -41,7 +20,7 @@ std::string inline_html(std::string_view text) {
       out += in_code ? "</code>" : "<code>";
       in_code = !in_code;
     } else {
-      out += escaped(text.substr(i, 1));
+      out += html_escaped(text.substr(i, 1));
     }
   }
   return out;
@@ -67,7 +46,7 @@ std::string code(std::string_view text, std::string_view kind, std::string_view 
   // Focusable, so that it can be scrolled without a mouse.
   return fmt::format(
       "<pre class=\"{}\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><code>{}</code></pre>\n",
-      kind, label, escaped(text));
+      kind, label, html_escaped(text));
 }
 
 // {name} and the like in a message stand out.
@@ -75,7 +54,7 @@ std::string message_html(std::string_view text) {
   std::string out;
   for (const char c : text) {
     if (c == '{') out += "<var>";
-    out += escaped(std::string_view(&c, 1));
+    out += html_escaped(std::string_view(&c, 1));
     if (c == '}') out += "</var>";
   }
   return out;
@@ -104,7 +83,7 @@ std::string document(std::string_view title, std::string_view body) {
 </body>
 </html>
 )",
-                     escaped(title), title == "Errors" ? "page" : "true", body);
+                     html_escaped(title), title == "Errors" ? "page" : "true", body);
 }
 
 char lower(char c) {
@@ -138,7 +117,7 @@ std::string search_form(std::string_view query) {
       "<label for=\"q\">An id, a word, or the error line that you got</label>\n"
       "<div><input id=\"q\" name=\"q\" type=\"search\" value=\"{}\" autocomplete=\"off\" "
       "spellcheck=\"false\"><button type=\"submit\">Search</button></div>\n</form>\n",
-      escaped(query));
+      html_escaped(query));
 }
 
 }  // namespace
@@ -171,7 +150,7 @@ std::string error_index_html(std::string_view query) {
   } else if (found.empty()) {
     body += fmt::format(
         "<p role=\"status\">Nothing here speaks of “{}”. <a href=\"/errors\">All errors</a></p>\n",
-        escaped(query));
+        html_escaped(query));
   } else {
     body += fmt::format("<p role=\"status\">{} found. <a href=\"/errors\">All errors</a></p>\n",
                         found.size());
@@ -215,7 +194,7 @@ std::string error_page_html(const ErrorEntry& e) {
   }
   std::string files;
   for (const std::string_view f : e.raised_at)
-    files += fmt::format("{}<code>{}</code>", files.empty() ? "" : ", ", escaped(f));
+    files += fmt::format("{}<code>{}</code>", files.empty() ? "" : ", ", html_escaped(f));
   return document(e.title, body + fmt::format("<p class=\"soft\">Raised in {}</p>\n", files));
 }
 
@@ -223,7 +202,7 @@ std::string refusal_html(int status, std::string_view why) {
   return document(std::to_string(status),
                   fmt::format("<h1>{}</h1>\n<p>{}</p>\n<p><a href=\"/\">The live page</a> · <a "
                               "href=\"/errors\">The error reference</a></p>\n",
-                              status, escaped(why)));
+                              status, html_escaped(why)));
 }
 
 }  // namespace serinus::serve
