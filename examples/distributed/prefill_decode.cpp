@@ -20,7 +20,7 @@ using namespace distributed;
 namespace {
 
 constexpr std::chrono::seconds kTimeout{20};
-constexpr int kPrefill = 0, kDecode = 1, kSteps = 24;
+constexpr int kPrefill = 0, kSteps = 24;
 constexpr std::int64_t kPages = 64;
 
 const std::vector<std::vector<std::uint32_t>> kPrompts = {prompt_of(100, 1), prompt_of(70, 2),

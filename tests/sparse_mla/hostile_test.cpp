@@ -55,11 +55,12 @@ class Hostile {
   /// Strides that stay within `t`'s memory, whatever they are.
   void bend(TensorView& t) {
     const bool empty = t.numel() == 0;
-    for (int d = 0; d < t.rank; ++d) {
+    const auto rank = static_cast<std::size_t>(t.rank);
+    for (std::size_t d = 0; d < rank; ++d) {
       const bool stepped = !empty && t.shape[d] > 1;
       if (!stepped && chance(3)) t.strides[d] = any_stride();
       // Every row the same one, or in reverse.
-      if (stepped && d + 1 < t.rank && chance(6)) t.strides[d] = 0;
+      if (stepped && d + 1 < rank && chance(6)) t.strides[d] = 0;
       if (stepped && d == 0 && t.strides[d] > 0 && chance(6)) {
         t.data = t.as<char>() + (t.shape[0] - 1) * t.strides[0] * size_of(t.dtype);
         t.strides[d] = -t.strides[d];
@@ -141,7 +142,7 @@ TEST(SparseMlaHostile, SizesThatNoMemoryHolds) {
                                    &args.lse, &args.max_logits, &args.q_scale, &args.workspace};
       TensorView& t = *views[which];
       if (t.rank == 0) t = TensorView(p.out.data(), DType::u8, {1});
-      for (int d = 0; d < t.rank; ++d) {
+      for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
         // How long kv and a row of indices are is the caller's word: nothing contradicts it.
         if (size > 0 && ((&t == &args.kv && d == 0) || (&t == &args.indices && d == 2))) continue;
         if (&t == &args.workspace && size > 0) continue;
