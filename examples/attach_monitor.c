@@ -1,7 +1,6 @@
 /* Attach a canary to an engine in C, or through C from any language: docs/attach.md. */
-#include <stdio.h>
-
 #include <serinus_c.h>
+#include <stdio.h>
 
 #define CHECK(call) \
   if ((call) != SERINUS_OK) return fprintf(stderr, "%s\n", serinus_last_error()->message), 1
@@ -47,6 +46,7 @@ int main(void) {
   serinus_pool pool = {.struct_size = sizeof pool};
   pool.layout = layout, pool.buffers = buffers, pool.num_buffers = 2, pool.num_slots = SLOTS;
   CHECK(serinus_monitor_add_pool(m, &pool, NULL));
+  serinus_layout_destroy(layout);
   const int64_t slots[3] = {20, 21, 99}, ids[3] = {101, 102, 103};
   for (int i = 0; i < 3; ++i) req_to_token[1][i] = (int32_t)slots[i];
   CHECK(serinus_monitor_on_alloc(m, 0, slots, 3, OWNER)); /* 3. say what the allocator does */
@@ -55,5 +55,6 @@ int main(void) {
   if (forward(m, 2, 1, ids + 2, slots + 2)) return 1;
   serinus_monitor_stats stats = {.struct_size = sizeof stats};
   CHECK(serinus_monitor_get_stats(m, &stats));
+  serinus_monitor_destroy(m);
   return stats.violations == 1 ? 0 : 1;
 }
