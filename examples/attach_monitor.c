@@ -1,10 +1,10 @@
 /* Attach a canary to an engine in C, or through C from any language: docs/attach.md. */
-#include <serinus_c.h>
 #include <stdio.h>
+
+#include <serinus_c.h>
 
 #define CHECK(call) \
   if ((call) != SERINUS_OK) return fprintf(stderr, "%s\n", serinus_last_error()->message), 1
-
 enum { PAGE = 16, SLOTS = 8 * PAGE, TOKEN = 4 * 64 * 2, OWNER = 7 };
 static uint8_t memory[2][SLOTS * TOKEN]; /* k and v: 4 heads of 64 bf16 values */
 static int32_t req_to_token[2][64];      /* row 0 is padding */
