@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include <serinus/canary_sglang.h>
 
@@ -139,14 +138,6 @@ void scatter(nb::handle flat_in, nb::handle offsets, nb::handle req_pool_indices
   sg::scatter_req_token_ids(flat, begins, rows, pool, stream);
 }
 
-void check_scatter(nb::handle flat_in, nb::handle offsets, nb::handle req_pool_indices,
-                   nb::handle pool_out) {
-  Tensors t;
-  sg::check_scatter(t.take("flat_in", flat_in), t.take("offsets", offsets),
-                    t.take("req_pool_indices", req_pool_indices),
-                    t.take("pool_out", pool_out, Access::write));
-}
-
 void translate(nb::handle slots, nb::handle full_to_swa_index_mapping, nb::handle out) {
   Tensors tensors;
   const TensorView from = tensors.take("slots", slots);
@@ -184,11 +175,8 @@ void bind_canary_sglang(nb::module_& parent) {
         "req_to_verify_expected_tokens"_a.none(),
         "req_to_verify_expected_tokens_valid_lens"_a.none(), "kv_token_id_vs_position_offset"_a,
         "threads"_a);
-  for (const auto& [name, function] :
-       {std::pair{"scatter_req_token_ids", &scatter}, std::pair{"check_scatter", &check_scatter}}) {
-    m.def(name, function, "flat_in"_a.none(), "offsets"_a.none(), "req_pool_indices"_a.none(),
-          "pool_out"_a.none());
-  }
+  m.def("scatter_req_token_ids", &scatter, "flat_in"_a.none(), "offsets"_a.none(),
+        "req_pool_indices"_a.none(), "pool_out"_a.none());
   m.def("translate_slots", &translate, "slots"_a.none(), "full_to_swa_index_mapping"_a.none(),
         "out"_a.none());
   // Eight numbers of a ring row: SGLang's text of it.

@@ -231,9 +231,10 @@ TEST_F(SglangChecks, NativeChecks) {
 
 TEST_F(SglangChecks, CudaTensorsNeedABuildThatHasThem) {
   plan_input.req_pool_indices = on_cuda(plan_input.req_pool_indices);
-  EXPECT_EQ(plan_error(),
-            "ValueError: kv-canary: prefix_lens must be on req_pool_indices's device cuda:1, got "
-            "cpu");
+  EXPECT_EQ(
+      plan_error(),
+      "ValueError: kv-canary: req_pool_indices must be on out_verify_offsets_scratch's device "
+      "cpu, got cuda:1");
 }
 
 TEST_F(SglangChecks, Sources) {
@@ -329,7 +330,7 @@ TEST_F(SglangChecks, Plan) {
             }),
             v + "req_to_verify_expected_tokens_valid_lens length must be >= 2, got 1");
   EXPECT_EQ(error([&](PlanInput& in) { in.req_to_token = on_cuda(in.req_to_token); }),
-            v + "req_to_token must be on req_pool_indices's device cpu, got cuda:1");
+            v + "req_to_token must be on out_verify_offsets_scratch's device cpu, got cuda:1");
   EXPECT_EQ(error([&](PlanInput& in) { in.req_to_token = view(cells, 3, 0); }),
             v + "req_to_token_stride0 must be positive, got 0");
   EXPECT_EQ(error([&](PlanInput& in) {

@@ -319,6 +319,8 @@ def test_allocation(device: str) -> None:
     for name in ("verify_slot_indices", "verify_expected_positions", "verify_prev_slot_indices", "enable"):
         assert not getattr(plan, name).any()
     write = WritePlan.allocate(write_req_capacity=3, device=device)
+    tensors = [getattr(write, f.name) for f in dataclasses.fields(write)]
+    assert sum(t.numel() * t.element_size() for t in tensors) == WritePlan.allocation_bytes(3)
     assert (write.write_offsets.shape, write.write_seed_slot_indices.shape) == ((4,), (3,))
     assert write.zero_for_testing_() is write
     assert not write.write_offsets.any()
@@ -583,6 +585,33 @@ def test_plan_checks(changes: dict, message: str, device: str) -> None:
     launch_canary_plan_kernels(**plan_arguments(device))
 
 
+def test_plan_contiguity_in_order(device: str) -> None:
+    """By the names of SGLang's own messages, which are those of its kernels' arguments."""
+    names = {
+        "req_pool_indices": "req_pool_indices",
+        "prefix_lens": "prefix_lens",
+        "extend_seq_lens": "extend_seq_lens",
+        "req_to_token": "req_to_token",
+        "full_to_swa_index_mapping": "lut_tensor",
+        "write_plan_out.write_offsets": "out_write_offsets",
+        "write_plan_out.write_seed_slot_indices": "out_write_seed_slot_indices",
+        "verify_plan_out.verify_num_valid": "out_verify_num_valid",
+        "verify_plan_out.enable": "out_verify_enable",
+        "write_plan_out.write_num_valid_reqs": "out_write_num_valid_reqs",
+    }
+    check_order(launch_canary_plan_kernels, plan_arguments, list(names.items()), device)
+
+
+@pytest.mark.gpu
+def test_plan_on_mixed_devices() -> None:
+    arguments = plan_arguments("cuda")
+    arguments["prefix_lens"] = arguments["prefix_lens"].cpu()
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        launch_canary_plan_kernels(**arguments)
+    want = "kv-canary: prefix_lens must be on out_verify_offsets_scratch's device cuda:0, got cpu"
+    assert str(raised.value) == want
+
+
 def test_capacities() -> None:
     with pytest.raises(ValueError, match="kv-canary: VerifyPlan verify_capacity must be positive, got 0"):
         VerifyPlan.allocate(verify_capacity=0, device="cpu")
@@ -590,7 +619,6 @@ def test_capacities() -> None:
         WritePlan.allocate(write_req_capacity=-3, device="cpu")
 
 
-@pytest.mark.parametrize("function", [launch_scatter_req_token_ids_kernel, scatter_req_token_ids_torch_reference])
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -609,7 +637,7 @@ def test_capacities() -> None:
          "workloads need this"),
     ],
 )  # fmt: skip
-def test_scatter_checks(function, changes: dict, error: type[Exception], message: str, device: str) -> None:
+def test_scatter_checks(changes: dict, error: type[Exception], message: str, device: str) -> None:
     assert _SCATTER_BATCH_BLOCK == 512
     arguments = {
         "flat_in": i64([1, 2], device),
@@ -617,9 +645,9 @@ def test_scatter_checks(function, changes: dict, error: type[Exception], message
         "req_pool_indices": i64([1, 2], device),
         "pool_out": torch.zeros(4, 2, dtype=torch.int32, device=device),
     }
-    function(**arguments)
+    launch_scatter_req_token_ids_kernel(**arguments)
     with pytest.raises(error) as raised:
-        function(**{**arguments, **{k: v(device) for k, v in changes.items()}})
+        launch_scatter_req_token_ids_kernel(**{**arguments, **{k: v(device) for k, v in changes.items()}})
     assert str(raised.value) == message
 
 

@@ -34,7 +34,9 @@ def sparse_mla_q8kv8_prefill_fwd(
     """As :func:`serinus.sparse_mla_prefill`, for contiguous CUDA tensors, h_q a multiple of 64, topk of 128, and a
     sink only together with topk_length. Raises ValueError otherwise. Returns (out, max_logits, lse).
     """
-    inputs = (q, kv, indices, float(sm_scale), q_scale, kv_scale, index(d_v), attn_sink, topk_length)
+    # Scales of any other framework count as none: the message asks for a torch.Tensor.
+    scales = (scale if isinstance(scale, torch.Tensor) else None for scale in (q_scale, kv_scale))
+    inputs = (q, kv, indices, float(sm_scale), *scales, index(d_v), attn_sink, topk_length)
     _core.check_sglang_prefill((*inputs, out, max_logits, lse))
     if _CHECK_TOPK_LENGTH and topk_length is not None:
         topk = indices.shape[2]

@@ -153,11 +153,14 @@ ContextParams match_context(const char* kernel, const VerifyOrWriteContext& c) {
 
 // ---------------------------------------------------------------- plan
 
-void check_kind(std::string_view name, const TensorView& t, DType dtype, int rank) {
+void check_dtype_of(std::string_view name, const TensorView& t, DType dtype) {
   if (t.dtype != dtype) {
     raise(Page::canary_wrong_dtype,
           {{"name", std::string(name)}, {"want", torch_name(dtype)}, {"got", torch_name(t.dtype)}});
   }
+}
+
+void check_rank_of(std::string_view name, const TensorView& t, int rank) {
   if (t.rank != rank) {
     raise(rank == 1 ? Page::canary_not_1d : Page::canary_not_2d,
           {{"name", std::string(name)}, {"got", shape_string(t)}});
@@ -348,63 +351,55 @@ PlanParams check_plan(const VerifyPlan& verify_plan, const WritePlan& write_plan
           {{"argument", "req_to_verify_expected_tokens_valid_lens"}});
   }
 
+  // SGLang's own names, also where they are those of its kernels' arguments.
   const PlanTensor tensors[] = {
       {"req_pool_indices", &input.req_pool_indices, DType::i64, 1},
       {"prefix_lens", &input.prefix_lens, DType::i64, 1},
       {"extend_seq_lens", &input.extend_seq_lens, DType::i64, 1},
       {"req_to_token", &input.req_to_token, DType::i32, 2},
-      {"full_to_swa_index_mapping", optional(input.full_to_swa_index_mapping), DType::i64, 1},
+      {"lut_tensor", optional(input.full_to_swa_index_mapping), DType::i64, 1},
+      {"out_write_offsets", &write_plan.write_offsets, DType::i64, 1},
+      {"out_write_seed_slot_indices", &write_plan.write_seed_slot_indices, DType::i64, 1},
+      {"out_verify_num_valid", &verify_plan.verify_num_valid, DType::i32, 1},
+      {"out_verify_enable", &verify_plan.enable, DType::i32, 1},
+      {"out_write_num_valid_reqs", &write_plan.write_num_valid_reqs, DType::i32, 1},
       {"req_to_verify_expected_tokens", optional(input.req_to_verify_expected_tokens), DType::i32,
        2},
       {"req_to_verify_expected_tokens_valid_lens",
        optional(input.req_to_verify_expected_tokens_valid_lens), DType::i64, 1},
-      {"verify_plan_out.verify_slot_indices", &verify_plan.verify_slot_indices, DType::i64, 1},
-      {"verify_plan_out.verify_expected_tokens", &verify_plan.verify_expected_tokens, DType::i64,
-       1},
-      {"verify_plan_out.verify_expected_positions", &verify_plan.verify_expected_positions,
-       DType::i64, 1},
-      {"verify_plan_out.verify_prev_slot_indices", &verify_plan.verify_prev_slot_indices,
-       DType::i64, 1},
-      {"verify_plan_out.verify_num_valid", &verify_plan.verify_num_valid, DType::i32, 1},
-      {"verify_plan_out.enable", &verify_plan.enable, DType::i32, 1},
-      {"write_plan_out.write_offsets", &write_plan.write_offsets, DType::i64, 1},
-      {"write_plan_out.write_seed_slot_indices", &write_plan.write_seed_slot_indices, DType::i64,
-       1},
-      {"write_plan_out.write_num_valid_reqs", &write_plan.write_num_valid_reqs, DType::i32, 1},
+      {"out_verify_slot_indices", &verify_plan.verify_slot_indices, DType::i64, 1},
+      {"out_verify_expected_tokens", &verify_plan.verify_expected_tokens, DType::i64, 1},
+      {"out_verify_expected_positions", &verify_plan.verify_expected_positions, DType::i64, 1},
+      {"out_verify_prev_slot_indices", &verify_plan.verify_prev_slot_indices, DType::i64, 1},
   };
   for (const PlanTensor& t : tensors) {
     if (t.tensor != nullptr) check_dense(t.name, *t.tensor);
   }
   for (const PlanTensor& t : tensors) {
-    if (t.tensor != nullptr) check_kind(t.name, *t.tensor, t.dtype, t.rank);
-  }
-  check_length("prefix_lens", input.prefix_lens, bs);
-  check_length("extend_seq_lens", input.extend_seq_lens, bs);
-  if (input.req_to_verify_expected_tokens_valid_lens) {
-    check_at_least("req_to_verify_expected_tokens_valid_lens",
-                   *input.req_to_verify_expected_tokens_valid_lens, bs);
+    if (t.tensor != nullptr) check_dtype_of(t.name, *t.tensor, t.dtype);
   }
   for (const PlanTensor& t : tensors) {
-    if (t.name.starts_with("verify_plan_out.verify_") &&
-        t.name != "verify_plan_out.verify_num_valid")
-      check_length(t.name, *t.tensor, input.verify_capacity);
+    if (t.tensor != nullptr) check_rank_of(t.name, *t.tensor, t.rank);
   }
-  check_length("verify_plan_out.verify_num_valid", verify_plan.verify_num_valid, 1);
-  check_length("verify_plan_out.enable", verify_plan.enable, 1);
-  check_length("write_plan_out.write_num_valid_reqs", write_plan.write_num_valid_reqs, 1);
-  for (const PlanTensor& t : tensors) {
-    if (t.tensor != nullptr)
-      check_on_device_of("req_pool_indices", input.req_pool_indices, t.name, *t.tensor);
-  }
-
   const std::int64_t offsets = write_plan.write_offsets.shape[0];
   const std::int64_t capacity = write_plan.write_seed_slot_indices.shape[0];
   if (offsets <= 0) {
     raise(Page::canary_write_offsets_empty,
-          {{"argument", "write_plan_out.write_offsets"}, {"got", std::to_string(offsets)}});
+          {{"argument", "out_write_offsets"}, {"got", std::to_string(offsets)}});
   }
+  if (input.req_to_token.strides[0] <= 0) {
+    raise(Page::canary_table_stride,
+          {{"argument", "req_to_token"}, {"got", std::to_string(input.req_to_token.strides[0])}});
+  }
+  if (input.full_to_swa_index_mapping && input.full_to_swa_index_mapping->shape[0] <= 0)
+    raise(Page::canary_mapping_empty, {{"argument", "full_to_swa_index_mapping"}});
+  check_length("prefix_lens", input.prefix_lens, bs);
+  check_length("extend_seq_lens", input.extend_seq_lens, bs);
+  check_length("out_verify_num_valid", verify_plan.verify_num_valid, 1);
+  check_length("out_verify_enable", verify_plan.enable, 1);
+  check_length("out_write_num_valid_reqs", write_plan.write_num_valid_reqs, 1);
   if (offsets != capacity + 1) {
-    raise(Page::canary_write_offsets_length, {{"argument", "write_plan_out.write_offsets"},
+    raise(Page::canary_write_offsets_length, {{"argument", "out_write_offsets"},
                                               {"got", std::to_string(offsets)},
                                               {"capacity", std::to_string(capacity)}});
   }
@@ -413,12 +408,22 @@ PlanParams check_plan(const VerifyPlan& verify_plan, const WritePlan& write_plan
                                                   {"got", std::to_string(bs)},
                                                   {"capacity", std::to_string(capacity)}});
   }
-  if (input.req_to_token.strides[0] <= 0) {
-    raise(Page::canary_table_stride,
-          {{"argument", "req_to_token"}, {"got", std::to_string(input.req_to_token.strides[0])}});
+  if (input.req_to_verify_expected_tokens_valid_lens) {
+    check_at_least("req_to_verify_expected_tokens_valid_lens",
+                   *input.req_to_verify_expected_tokens_valid_lens, bs);
   }
-  if (input.full_to_swa_index_mapping && input.full_to_swa_index_mapping->shape[0] <= 0)
-    raise(Page::canary_mapping_empty, {{"argument", "full_to_swa_index_mapping"}});
+  check_length("out_verify_expected_tokens", verify_plan.verify_expected_tokens,
+               input.verify_capacity);
+  check_length("out_verify_expected_positions", verify_plan.verify_expected_positions,
+               input.verify_capacity);
+  check_length("out_verify_prev_slot_indices", verify_plan.verify_prev_slot_indices,
+               input.verify_capacity);
+  for (const PlanTensor& t : tensors) {
+    if (t.tensor != nullptr) {
+      check_on_device_of("out_verify_offsets_scratch", verify_plan.verify_slot_indices, t.name,
+                         *t.tensor);
+    }
+  }
   for (const PlanTensor& t : tensors) {
     if (t.tensor == nullptr) continue;
     check_data(t.name, *t.tensor);
@@ -463,7 +468,10 @@ void check_translate(const TensorView& slots, const TensorView& mapping, const T
                                 {"full_to_swa_index_mapping", &mapping, DType::i64, 1},
                                 {"out", &out, DType::i64, 1}};
   for (const PlanTensor& t : tensors) check_dense(t.name, *t.tensor);
-  for (const PlanTensor& t : tensors) check_kind(t.name, *t.tensor, t.dtype, t.rank);
+  for (const PlanTensor& t : tensors) {
+    check_dtype_of(t.name, *t.tensor, t.dtype);
+    check_rank_of(t.name, *t.tensor, t.rank);
+  }
   check_length("out", out, slots.shape[0]);
   for (const PlanTensor& t : tensors) check_on_device_of("slots", slots, t.name, *t.tensor);
   if (mapping.shape[0] <= 0)
@@ -477,12 +485,7 @@ ScatterParams check_scatter(const TensorView& flat_in, const TensorView& offsets
       {"scatter_req_token_ids offsets", &offsets, DType::i64, 1},
       {"scatter_req_token_ids req_pool_indices", &req_pool_indices, DType::i64, 1},
       {"scatter_req_token_ids pool_out", &pool_out, DType::i32, 2}};
-  for (const PlanTensor& t : tensors) {
-    if (t.tensor->rank != t.rank) {
-      raise(t.rank == 1 ? Page::canary_not_1d : Page::canary_not_2d,
-            {{"name", std::string(t.name)}, {"got", shape_string(*t.tensor)}});
-    }
-  }
+  for (const PlanTensor& t : tensors) check_rank_of(t.name, *t.tensor, t.rank);
   for (const PlanTensor& t : tensors) {
     if (t.tensor->dtype != t.dtype) {
       raise(Page::canary_scatter_dtype, {{"name", std::string(t.name)},

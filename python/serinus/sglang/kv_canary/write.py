@@ -30,6 +30,11 @@ class WritePlan:
             write_num_valid_reqs=torch.zeros(1, dtype=torch.int32, device=device),
         )
 
+    @staticmethod
+    def allocation_bytes(write_req_capacity: int) -> int:
+        """Bytes of the tensors that :meth:`allocate` makes."""
+        return 8 * (2 * write_req_capacity + 1) + 4
+
     def zero_for_testing_(self) -> WritePlan:
         """Known content for tests of the plan: zeros. Returns the plan."""
         for tensor in (self.write_offsets, self.write_seed_slot_indices, self.write_num_valid_reqs):
