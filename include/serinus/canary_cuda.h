@@ -64,6 +64,10 @@ std::size_t ring_bytes(std::int64_t capacity);
 void clear_ring(const DeviceRing& ring, Stream stream = {});
 /// The step that faults are reported in from now on: one more.
 void next_step(const DeviceRing& ring, Stream stream = {});
+/// Makes room: forgets the faults numbered up to `number`, and those that found no room. What is
+/// seen again afterwards is a row again, with a new number. Counters go on. To be called where no
+/// other stream reports meanwhile; else a sighting at that moment may be counted wrongly.
+void recycle_ring(const DeviceRing& ring, std::uint64_t number, Stream stream = {});
 
 struct RingCounts {
   std::uint64_t steps = 0;
@@ -75,7 +79,9 @@ struct RingCounts {
 };
 struct RingContent {
   RingCounts counts;
-  std::vector<Violation> violations;  ///< in the order in which they were first seen
+  std::vector<Violation> violations;   ///< in the order in which they were first seen
+  std::vector<std::uint64_t> numbers;  ///< theirs: 1, 2, ... in that order; never given twice
+  std::uint64_t last_number = 0;       ///< given so far, also to faults that found no room
 };
 /// What a copy of ring memory in host memory says.
 RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity);
@@ -91,6 +97,20 @@ void on_free(const DevicePool& pool, const DeviceRing& ring, const TensorView& s
              Stream stream = {});
 void on_transfer(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,
                  Owner from, Owner to, Stream stream = {});
+
+/// One slot of an on_alloc, on_free or on_transfer.
+struct Announcement {
+  std::int64_t slot = 0;
+  LedgerEventKind kind = LedgerEventKind::alloc;  ///< alloc, free or transfer
+  Owner owner = 0;                                ///< transfer: from
+  std::uint32_t other = 0;                        ///< alloc: epoch; transfer: to
+};
+static_assert(sizeof(Announcement) == 24);
+/// Many of those calls as one launch. `list`: u8 [n, 24], Announcement, 8-byte aligned; a slot that
+/// it names twice is taken in any order.
+void announce(const DevicePool& pool, const DeviceRing& ring, const TensorView& list,
+              Stream stream = {});
+
 /// The two lists may overlap. `workspace`: u8 [move_workspace_bytes(n)].
 std::size_t move_workspace_bytes(std::int64_t n);
 void on_move(const DevicePool& pool, const DeviceRing& ring, const TensorView& from,
@@ -104,6 +124,14 @@ void on_load(const DevicePool& pool, const DeviceRing& ring, const TensorView& r
 
 // ---------------------------------------------------------------- the moments
 
+/// Cells that a request attached, as the table of them holds it. None where begin == end.
+struct AttachedCells {
+  std::int64_t begin = 0, end = 0;
+  Owner owner = 0;  ///< the row's other users have not attached them
+  std::uint32_t epoch = 0;
+};
+static_assert(sizeof(AttachedCells) == 24);
+
 /// One forward, on the device: one entry a request, except where noted.
 struct DeviceBatch {
   TensorView rows;                                 ///< i64 [bs]; 0 = padding
@@ -114,10 +142,8 @@ struct DeviceBatch {
   TensorView input_ids, positions, out_cache_loc;  ///< i64 [tokens], flat
   std::optional<TensorView> expected_tokens{};     ///< i32 [rows, n], dense rows
   std::optional<TensorView> valid_lens{};          ///< i64 [bs]; absent: all of the row
-  /// What the requests attached: request r's are attached[offsets[r] .. offsets[r + 1]), each
-  /// (first cell, end, epoch).
-  std::optional<TensorView> attached_offsets{};  ///< i64 [bs + 1]
-  std::optional<TensorView> attached{};          ///< i64 [n, 3]
+  /// What was attached, by row of req_to_token: u8 [rows, n, 24], AttachedCells.
+  std::optional<TensorView> attached{};
   /// Cells that are due in full at this check, (first, end) of each request; (0, 0) = none.
   std::optional<TensorView> due{};  ///< i64 [bs, 2]
 };

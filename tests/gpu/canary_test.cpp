@@ -245,20 +245,25 @@ class Both {
     gpu_expected.upload(expected.data(), expected.size() * 4);
     d.expected_tokens = TensorView(gpu_expected.data(), DType::i32, {kRows, kWidth}, kGpu);
     d.valid_lens = lists[6].send(valid, DType::i64);
-    Ints offsets{0}, segments, due;
+    std::vector<std::uint8_t> segments(static_cast<std::size_t>(kRows) * sizeof(AttachedCells));
+    Ints due;
+    std::size_t request = 0;
     for (const Owner owner : owners) {
       const auto found = attached.find(owner);
       const bool here = found != attached.end();
-      if (here) segments.insert(segments.end(), found->second.begin(), found->second.end());
-      offsets.push_back(static_cast<Int>(segments.size()) / 3);
+      if (here) {
+        const AttachedCells cells{found->second[0], found->second[1], owner,
+                                  static_cast<std::uint32_t>(found->second[2])};
+        std::memcpy(&segments[static_cast<std::size_t>(rows[request]) * sizeof cells], &cells,
+                    sizeof cells);
+      }
+      ++request;
       const bool is_due = here && due_owners.erase(owner) > 0;
       due.push_back(is_due ? found->second[0] : 0);
       due.push_back(is_due ? found->second[1] : 0);
     }
-    d.attached_offsets = lists[7].send(offsets, DType::i64);
-    const TensorView flat = lists[8].send(segments, DType::i64);
-    d.attached =
-        TensorView(flat.data, DType::i64, {static_cast<Int>(segments.size()) / 3, 3}, kGpu);
+    d.attached = TensorView(segment_list.send(segments, DType::u8).data, DType::u8,
+                            {kRows, 1, Int{sizeof(AttachedCells)}}, kGpu);
     const TensorView flat_due = lists[9].send(due, DType::i64);
     const TensorView w = bytes_of(workspace);
     next_step(ring);
@@ -336,6 +341,7 @@ class Both {
     return l;
   }();
   Mirror<Owner> owner_list{64};
+  Mirror<std::uint8_t> segment_list{512};
   std::uint32_t epoch = 0;
   Ints fresh;
   std::map<Owner, Ints> attached;  ///< (begin, end, epoch)
@@ -708,9 +714,8 @@ TEST_F(CanaryGpu, AnyNumbersAreHarmless) {
     d.out_cache_loc = both.lists[7].send(wild(90), DType::i64);
     d.expected_tokens = d.req_to_token;
     d.valid_lens = d.prefix_lens;
-    d.attached_offsets = both.lists[8].send(wild(10), DType::i64);
     const TensorView segments = both.lists[9].send(wild(30), DType::i64);
-    d.attached = TensorView(segments.data, DType::i64, {10, 3}, kGpu);
+    d.attached = TensorView(segments.data, DType::u8, {5, 2, 24}, kGpu);
     const TensorView due = both.lists[10].send(wild(18), DType::i64);
     d.due = TensorView(due.data, DType::i64, {9, 2}, kGpu);
     const TensorView w = bytes_of(both.workspace);

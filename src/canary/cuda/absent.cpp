@@ -40,6 +40,8 @@ void launch_alloc(const PoolParams&, const RingParams&, SlotList, Owner, std::ui
 void launch_free(const PoolParams&, const RingParams&, SlotList, Owner, Device, Stream) {}
 void launch_transfer(const PoolParams&, const RingParams&, SlotList, Owner, Owner, Device, Stream) {
 }
+void launch_announce(const PoolParams&, const RingParams&, const Announcement*, std::int64_t,
+                     Device, Stream) {}
 void launch_move(const PoolParams&, const RingParams&, SlotList, SlotList, MovedSlot*, Device,
                  Stream) {}
 void launch_store(const PoolParams&, const RingParams&, SlotList, Record*, Device, Stream) {}
@@ -55,6 +57,7 @@ void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t, std::
                        std::int64_t*, Device, Stream) {}
 void launch_clear_ring(const RingParams&, Device, Stream) {}
 void launch_next_step(const RingParams&, Device, Stream) {}
+void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
                   Device, Stream) {}
 

@@ -70,16 +70,13 @@ struct Walk {
 
   __device__ Right right(std::int64_t cell) const {
     Right by{.owner = owner};
-    if (b.attached_offsets == nullptr) return by;
-    std::int64_t i = b.attached_offsets[request];
-    std::int64_t end = b.attached_offsets[request + 1];
-    if (i < 0) i = 0;
-    if (end > b.num_attached) end = b.num_attached;
-    for (; i < end; ++i) {
-      const std::int64_t* const s = b.attached + 3 * i;
-      if (cell < s[0] || cell >= s[1]) continue;
+    if (row >= b.attached_rows) return by;
+    const AttachedCells* const all = b.attached + row * b.attached_each;
+    for (std::int64_t i = 0; i < b.attached_each; ++i) {
+      const AttachedCells s = all[i];
+      if (s.owner != owner || cell < s.begin || cell >= s.end) continue;
       by.attached = true;
-      by.epoch = static_cast<std::uint32_t>(s[2]);
+      by.epoch = s.epoch;
       break;
     }
     return by;

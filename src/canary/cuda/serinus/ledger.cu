@@ -35,66 +35,88 @@ __device__ void report_at(const PoolParams& p, const RingParams& ring, std::int6
   report(ring, p, f);
 }
 
+__device__ void alloc_slot(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                           Owner owner, std::uint32_t epoch) {
+  if (!can_be_held(p, ring, slot, owner)) return;
+  LedgerEntry& e = p.ledger[slot];
+  const LedgerEntry old = e;
+  // A list that names a slot twice hands it out twice.
+  const Owner holder = atomicExch(&e.owner, owner);
+  const bool held = holder != 0;
+  const Record r = load_record(p, slot);
+  if (!held && !is_blank(r)) {
+    Fault f = describe(r, old, slot, Moment::head, Reason::foreign_write);
+    f.request = r.owner;
+    report(ring, p, f, old.generation);
+  }
+  e.generation = epoch;
+  e.prev = -1;
+  e.written = 0;
+  e.previous_owner = held ? holder : old.previous_owner;
+  if (!held) store_record(p, slot, {});
+  p.seals[slot] = 0;
+  set_bit(p.live, slot, true);
+  if (!held) return;
+  set_bit(p.contested, slot, true);
+  LedgerEntry now = e;
+  now.owner = owner;
+  Fault f = describe(r, now, slot, Moment::head, Reason::double_owner);
+  f.request = owner;
+  f.expected_owner = holder;
+  f.stored_owner = owner;
+  report(ring, p, f, epoch);
+}
+
+__device__ void free_slot(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                          Owner owner) {
+  if (!can_be_held(p, ring, slot, owner)) return;
+  LedgerEntry& e = p.ledger[slot];
+  const LedgerEntry old = e;
+  const Owner holder = atomicExch(&e.owner, 0u);
+  const Record r = load_record(p, slot);
+  if (holder == 0 || (owner != 0 && holder != owner)) {
+    LedgerEntry seen = old;
+    seen.owner = holder;
+    Fault f = describe(r, seen, slot, Moment::head, Reason::double_owner);
+    f.request = owner;
+    report(ring, p, f, old.generation);
+  }
+  if (holder == 0) return;
+  // Readers of a slot that the cache got from its writer remember the writer.
+  e.previous_owner = old.written != 0 && is_sealed(p, slot, r) ? r.owner : holder;
+  e.written = 0;
+  store_record(p, slot, {});
+  p.seals[slot] = 0;
+  set_bit(p.live, slot, false);
+  set_bit(p.contested, slot, false);
+}
+
+__device__ void transfer_slot(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                              Owner from, Owner to) {
+  if (!can_be_held(p, ring, slot, from)) return;
+  LedgerEntry& e = p.ledger[slot];
+  if (e.owner != from) {
+    Fault f = describe(load_record(p, slot), e, slot, Moment::head, Reason::double_owner);
+    f.request = from;
+    f.expected_owner = from;
+    f.stored_owner = e.owner;
+    report(ring, p, f);
+  }
+  if (e.owner != 0) e.owner = to;
+}
+
 __global__ void alloc_kernel(const __grid_constant__ PoolParams p,
                              const __grid_constant__ RingParams ring, SlotList list, Owner owner,
                              std::uint32_t epoch) {
   for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
-    const std::int64_t slot = list.slots[i];
-    if (!can_be_held(p, ring, slot, owner)) continue;
-    LedgerEntry& e = p.ledger[slot];
-    const LedgerEntry old = e;
-    // A list that names a slot twice hands it out twice.
-    const Owner holder = atomicExch(&e.owner, owner);
-    const bool held = holder != 0;
-    const Record r = load_record(p, slot);
-    if (!held && !is_blank(r)) {
-      Fault f = describe(r, old, slot, Moment::head, Reason::foreign_write);
-      f.request = r.owner;
-      report(ring, p, f, old.generation);
-    }
-    e.generation = epoch;
-    e.prev = -1;
-    e.written = 0;
-    e.previous_owner = held ? holder : old.previous_owner;
-    if (!held) store_record(p, slot, {});
-    p.seals[slot] = 0;
-    set_bit(p.live, slot, true);
-    if (!held) continue;
-    set_bit(p.contested, slot, true);
-    LedgerEntry now = e;
-    now.owner = owner;
-    Fault f = describe(r, now, slot, Moment::head, Reason::double_owner);
-    f.request = owner;
-    f.expected_owner = holder;
-    f.stored_owner = owner;
-    report(ring, p, f, epoch);
+    alloc_slot(p, ring, list.slots[i], owner, epoch);
   }
 }
 
 __global__ void free_kernel(const __grid_constant__ PoolParams p,
                             const __grid_constant__ RingParams ring, SlotList list, Owner owner) {
   for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
-    const std::int64_t slot = list.slots[i];
-    if (!can_be_held(p, ring, slot, owner)) continue;
-    LedgerEntry& e = p.ledger[slot];
-    const LedgerEntry old = e;
-    const Owner holder = atomicExch(&e.owner, 0u);
-    const Record r = load_record(p, slot);
-    if (holder == 0 || (owner != 0 && holder != owner)) {
-      LedgerEntry seen = old;
-      seen.owner = holder;
-      Fault f = describe(r, seen, slot, Moment::head, Reason::double_owner);
-      f.request = owner;
-      report(ring, p, f, old.generation);
-    }
-    if (holder == 0) continue;
-    // Readers of a slot that the cache got from its writer remember the writer.
-    e.previous_owner = old.written != 0 && is_sealed(p, slot, r) ? r.owner : holder;
-    e.written = 0;
-    store_record(p, slot, {});
-    p.seals[slot] = 0;
-    set_bit(p.live, slot, false);
-    set_bit(p.contested, slot, false);
+    free_slot(p, ring, list.slots[i], owner);
   }
 }
 
@@ -102,17 +124,18 @@ __global__ void transfer_kernel(const __grid_constant__ PoolParams p,
                                 const __grid_constant__ RingParams ring, SlotList list, Owner from,
                                 Owner to) {
   for (std::int64_t i = thread_index(); i < list.count; i += thread_count()) {
-    const std::int64_t slot = list.slots[i];
-    if (!can_be_held(p, ring, slot, from)) continue;
-    LedgerEntry& e = p.ledger[slot];
-    if (e.owner != from) {
-      Fault f = describe(load_record(p, slot), e, slot, Moment::head, Reason::double_owner);
-      f.request = from;
-      f.expected_owner = from;
-      f.stored_owner = e.owner;
-      report(ring, p, f);
-    }
-    if (e.owner != 0) e.owner = to;
+    transfer_slot(p, ring, list.slots[i], from, to);
+  }
+}
+
+__global__ void announce_kernel(const __grid_constant__ PoolParams p,
+                                const __grid_constant__ RingParams ring, const Announcement* list,
+                                std::int64_t n) {
+  for (std::int64_t i = thread_index(); i < n; i += thread_count()) {
+    const Announcement a = list[i];
+    if (a.kind == LedgerEventKind::alloc) alloc_slot(p, ring, a.slot, a.owner, a.other);
+    if (a.kind == LedgerEventKind::free) free_slot(p, ring, a.slot, a.owner);
+    if (a.kind == LedgerEventKind::transfer) transfer_slot(p, ring, a.slot, a.owner, a.other);
   }
 }
 
@@ -258,6 +281,13 @@ void launch_transfer(const PoolParams& p, const RingParams& ring, SlotList list,
   gpu::launch("canary on_transfer", transfer_kernel,
               {grid_for(device, list.count, kThreads, 8), kThreads}, stream, p, ring, list, from,
               to);
+}
+
+void launch_announce(const PoolParams& p, const RingParams& ring, const Announcement* list,
+                     std::int64_t n, Device device, Stream stream) {
+  const gpu::OnDevice current(device);
+  gpu::launch("canary announce", announce_kernel, {grid_for(device, n, kThreads, 8), kThreads},
+              stream, p, ring, list, n);
 }
 
 void launch_move(const PoolParams& p, const RingParams& ring, SlotList from, SlotList to,

@@ -71,7 +71,8 @@ static_assert(sizeof(RingRow) == 160);
 
 struct RingHeader {
   RingCounts counts;
-  std::uint64_t next = 0;  ///< sequence numbers given, those without room among them
+  std::uint64_t next = 0;      ///< sequence numbers given, those without room among them
+  std::uint64_t recycled = 0;  ///< of those, rows that were made free again
 };
 
 struct RingParams {
@@ -100,9 +101,8 @@ struct BatchParams {
   std::int64_t num_tokens = 0;
   TableParams expected;  ///< cells null: none
   const std::int64_t* valid_lens = nullptr;
-  const std::int64_t* attached_offsets = nullptr;
-  const std::int64_t* attached = nullptr;
-  std::int64_t num_attached = 0;
+  const AttachedCells* attached = nullptr;  ///< [attached_rows, attached_each]
+  std::int64_t attached_rows = 0, attached_each = 0;
   const std::int64_t* due = nullptr;
 };
 
@@ -165,6 +165,8 @@ void launch_alloc(const PoolParams&, const RingParams&, SlotList, Owner, std::ui
 void launch_free(const PoolParams&, const RingParams&, SlotList, Owner, Device, Stream);
 void launch_transfer(const PoolParams&, const RingParams&, SlotList, Owner from, Owner to, Device,
                      Stream);
+void launch_announce(const PoolParams&, const RingParams&, const Announcement* list, std::int64_t n,
+                     Device, Stream);
 void launch_move(const PoolParams&, const RingParams&, SlotList from, SlotList to, MovedSlot*,
                  Device, Stream);
 void launch_store(const PoolParams&, const RingParams&, SlotList, Record* to, Device, Stream);
@@ -186,6 +188,7 @@ void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t most, 
                        std::int64_t* count, Device, Stream);
 void launch_clear_ring(const RingParams&, Device, Stream);
 void launch_next_step(const RingParams&, Device, Stream);
+void launch_recycle_ring(const RingParams&, std::uint64_t number, Device, Stream);
 
 // stamp.cu
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,

@@ -188,13 +188,15 @@ BatchParams params(const DeviceBatch& b, Device device) {
   out.locations = words("out_cache_loc", b.out_cache_loc, out.num_tokens);
   if (b.expected_tokens) out.expected = table_of("expected_tokens", *b.expected_tokens, device);
   if (b.valid_lens) out.valid_lens = words("valid_lens", *b.valid_lens, bs);
-  if (b.attached_offsets && b.attached) {
-    out.attached_offsets = words("attached_offsets", *b.attached_offsets, bs + 1);
-    check_rank("attached", *b.attached, 2, "(n, 3)");
-    out.num_attached = b.attached->shape[0];
-    Shapes().expect("attached", *b.attached, {out.num_attached, 3});
-    check_tensor("attached", *b.attached, DType::i64, device);
-    out.attached = b.attached->as<const std::int64_t>();
+  if (b.attached) {
+    check_rank("attached", *b.attached, 3, "(rows, n, 24)");
+    out.attached_rows = b.attached->shape[0];
+    out.attached_each = b.attached->shape[1];
+    Shapes().expect("attached", *b.attached,
+                    {out.attached_rows, out.attached_each, std::int64_t{sizeof(AttachedCells)}});
+    check_tensor("attached", *b.attached, DType::u8, device);
+    check_aligned("attached", *b.attached, alignof(AttachedCells));
+    out.attached = b.attached->as<const AttachedCells>();
   }
   if (b.due) {
     Shapes().expect("due", *b.due, {bs, 2});
@@ -319,6 +321,12 @@ void next_step(const DeviceRing& ring, Stream stream) {
   launch_next_step(params(ring, device), device, stream);
 }
 
+void recycle_ring(const DeviceRing& ring, std::uint64_t number, Stream stream) {
+  const Device device = ring.memory.device;
+  gpu::require_hopper("canary recycle_ring", device);
+  launch_recycle_ring(params(ring, device), number, device, stream);
+}
+
 RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
   if (copy.size() < ring_bytes(capacity)) {
     raise(errors::Page::canary_memory_too_small, {{"name", "ring"},
@@ -333,7 +341,7 @@ RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
   std::memcpy(rows.data(), copy.data() + layout.bytes(), rows.size() * sizeof(RingRow));
   std::erase_if(rows, [](const RingRow& r) { return r.sequence == 0; });
   std::ranges::sort(rows, {}, &RingRow::sequence);
-  RingContent content{header.counts, {}};
+  RingContent content{header.counts, {}, {}, header.next};
   for (const RingRow& r : rows) {
     Violation v;
     v.reasons = static_cast<Reason>(r.reasons);
@@ -359,6 +367,7 @@ RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
     v.last_step = r.last_step;
     v.count = r.count;
     content.violations.push_back(std::move(v));
+    content.numbers.push_back(r.sequence);
   }
   return content;
 }
@@ -385,6 +394,18 @@ void on_transfer(const DevicePool& pool, const DeviceRing& ring, const TensorVie
   const PoolParams p = params(pool, "canary on_transfer");
   const Device device = device_of(pool);
   launch_transfer(p, params(ring, device), list_of("slots", slots, device), from, to, device,
+                  stream);
+}
+
+void announce(const DevicePool& pool, const DeviceRing& ring, const TensorView& list,
+              Stream stream) {
+  const PoolParams p = params(pool, "canary announce");
+  const Device device = device_of(pool);
+  check_rank("list", list, 2, "(n, 24)");
+  Shapes().expect("list", list, {list.shape[0], std::int64_t{sizeof(Announcement)}});
+  check_tensor("list", list, DType::u8, device);
+  check_aligned("list", list, alignof(Announcement));
+  launch_announce(p, params(ring, device), list.as<const Announcement>(), list.shape[0], device,
                   stream);
 }
 

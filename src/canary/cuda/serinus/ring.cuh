@@ -113,7 +113,7 @@ __device__ __forceinline__ void report(const RingParams& ring, const PoolParams&
     if (f.expected_digest != 0) row.expected_digest = f.expected_digest;
     if (found == key) return;
     const std::uint64_t sequence = atomicAdd(counter(h.next), 1ull) + 1;
-    if (sequence > ring.capacity) {
+    if (sequence > ring.capacity + h.recycled) {
       add(h.counts.dropped, 1);
       return;
     }
@@ -135,6 +135,7 @@ __device__ __forceinline__ void report(const RingParams& ring, const PoolParams&
     row.request = f.request;
     row.pool = static_cast<std::uint32_t>(p.number);
     row.first_step = step;
+    __threadfence();  // a copy of the ring that shows the number shows the rest
     row.sequence = sequence;
     add(h.counts.violations, 1);
     return;

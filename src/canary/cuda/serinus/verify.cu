@@ -210,6 +210,18 @@ __device__ void check_cells(const PoolParams& p, const RingParams& ring, const W
   }
 }
 
+/// Whether record, seal or ledger of a slot are not what they were a moment ago.
+__device__ bool is_settling(const PoolParams& p, std::int64_t slot, const Record& before,
+                            const LedgerEntry& entry) {
+  constexpr unsigned kMoment = 2000;  // ns: a stamp's stores are apart by less
+  __nanosleep(kMoment);
+  const Record r = load_record(p, slot);
+  const std::uint32_t generation = __ldcg(&p.ledger[slot].generation);
+  const std::uint32_t written = __ldcg(&p.ledger[slot].written);
+  return __ldcg(p.seals + slot) == hash::seal(r) || hash::seal(r) != hash::seal(before) ||
+         generation != entry.generation || written != entry.written;
+}
+
 /// Checks one slot of a list, as a sweep does.
 __device__ Checked check_slot(const PoolParams& p, const RingParams& ring, Moment moment,
                               std::int64_t slot, std::uint64_t& verified, std::uint64_t& empty) {
@@ -225,6 +237,8 @@ __device__ Checked check_slot(const PoolParams& p, const RingParams& ring, Momen
   ++verified;
   const Record r = load_record(p, slot);
   if (__ldcg(p.seals + slot) != hash::seal(r)) {
+    // A sweep may meet a stamp of another stream half way: that is over when it looks again.
+    if (is_settling(p, slot, r, e)) return {};
     // Somebody wrote it. The predecessor, if it is still the one, says how.
     ChainBefore before{e.prev == -1 && e.written == 1, kChainAnchor, e.prev};
     if (has(p, e.prev)) {
@@ -258,7 +272,8 @@ __device__ void compare_bytes(const PoolParams& p, const RingParams& ring, TileS
   __syncthreads();
   if (t < shape.rows && mine.slot >= 0) {
     const std::uint64_t now = digest_of(p, shape, scratch, t);
-    if (now != mine.kv_digest) {
+    // Another record by now: another stream began a new life of the slot meanwhile.
+    if (now != mine.kv_digest && load_record(p, mine.slot).kv_digest == mine.kv_digest) {
       const LedgerEntry e = p.ledger[mine.slot];
       Fault f = describe(load_record(p, mine.slot), e, mine.slot, moment, Reason::kv_bytes);
       f.request = request;
