@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <iosfwd>
+#include <istream>
 #include <memory>
 #include <span>
 #include <string>

@@ -8,6 +8,7 @@ What SGLang's own callers expect is in :mod:`serinus.sglang`, torch operators ar
 from __future__ import annotations
 
 from ._core import KvLayout, KvSegment, __version__, kv_layout, kv_layout_names
+from .dump import scan
 from .errors import (
     Error,
     InputError,
@@ -19,7 +20,7 @@ from .errors import (
     error_reference,
     explain,
 )
-from .monitor import Batch, Monitor, Violation
+from .monitor import Batch, Monitor, Violation, config_from_sglang_flags, read_config
 from .prefill import CanRun, can_run, sparse_mla_prefill, workspace_bytes
 from .replay import replay
 
@@ -39,11 +40,14 @@ __all__ = [
     "Violation",
     "__version__",
     "can_run",
+    "config_from_sglang_flags",
     "error_reference",
     "explain",
     "kv_layout",
     "kv_layout_names",
+    "read_config",
     "replay",
+    "scan",
     "sparse_mla_prefill",
     "workspace_bytes",
 ]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import weakref
 
 from . import _core
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-__all__ = ["Batch", "Monitor", "Violation"]
+__all__ = ["Batch", "Monitor", "Violation", "config_from_sglang_flags", "read_config"]
 
 # One slot's record, and what the allocator last announced about it (canary.h): dtypes for numpy.
 RECORD_DTYPE = [
@@ -75,6 +77,7 @@ class Batch:
     req_to_token: int32 [rows, max_len], slot of (row, position)
     input_ids, positions, out_cache_loc: flat over the new tokens of all requests, in order; a negative location is
         not written
+    parents: tree drafts: for each flat token the flat index of the one before it, -1 = it follows the prefix
     expected_tokens: int32 [rows, max_len], and valid_lens, how much of each request's row is known: independent truth
     pools: numbers of the pools that this forward reads and writes; default all
 
@@ -87,6 +90,7 @@ class Batch:
         "input_ids",
         "out_cache_loc",
         "owners",
+        "parents",
         "pools",
         "positions",
         "prefix_lens",
@@ -106,6 +110,7 @@ class Batch:
         input_ids: Any = None,
         positions: Any = None,
         out_cache_loc: Any = None,
+        parents: Any = None,
         expected_tokens: Any = None,
         valid_lens: Any = None,
         pools: Any = None,
@@ -118,9 +123,27 @@ class Batch:
         self.input_ids = input_ids
         self.positions = positions
         self.out_cache_loc = out_cache_loc
+        self.parents = parents
         self.expected_tokens = expected_tokens
         self.valid_lens = valid_lens
         self.pools = pools
+
+
+def read_config(file: str = "", environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Arguments of :class:`Monitor`: the defaults, then the JSON file, then SERINUS_CANARY_*; the later wins.
+
+    file: default is what SERINUS_CANARY_CONFIG names, if it is set; environment: default is the process's
+    ``Monitor(**read_config())`` is a canary that is configured from outside. Raises serinus.InputError for a file that
+    cannot be read or says something else, serinus.ValueError naming the variable.
+    """
+    return json.loads(_core.read_config(file, None if environment is None else dict(environment)))
+
+
+def config_from_sglang_flags(
+    kv_canary: str = "none", kv_canary_real_data: str = "none", kv_canary_sweep_interval: int = 0
+) -> dict[str, Any]:
+    """Arguments of :class:`Monitor` from SGLang's three flags, with its words, defaults and errors."""
+    return json.loads(_core.config_from_sglang_flags(kv_canary, kv_canary_real_data, kv_canary_sweep_interval))
 
 
 class Monitor:
@@ -134,6 +157,8 @@ class Monitor:
     source_digests: name the damaged layer and segment, for 4 more bytes a slot and source
     sweep_interval: sglang format, steps between sweeps; ring_capacity: distinct violations kept until polled
     event_capacity: allocator events kept a pool, for reports
+    health_steps: steps after which a pool in use that was not checked is reported by :meth:`health`; 0 = never
+    violations_file: violations are appended to it as JSON lines, from a thread of their own; empty = none
     """
 
     def __init__(
@@ -149,11 +174,16 @@ class Monitor:
         sweep_interval: int = 16,
         ring_capacity: int = 1024,
         event_capacity: int = 65536,
+        health_steps: int = 100,
         threads: int = 1,
+        violations_file: str = "",
     ) -> None:
         options = {name: value for name, value in locals().items() if name != "self"}
         self._core = _core.Monitor(options)
-        self._kept: list[Any] = []  # the memory that the pools' views look at
+        if violations_file:
+            self._core.log_to(violations_file)
+        self._kept: dict[int, Any] = {}  # the memory that the pools' views look at
+        self._sweep_sources: dict[int, Callable[[], Iterable[tuple[int, int, int]]]] = {}
 
     def add_pool(
         self,
@@ -188,8 +218,21 @@ class Monitor:
             "token_offset": token_offset,
         }
         number = self._core.add_pool(layout, list(buffers), given)
-        self._kept.append((tuple(buffers), full_to_swa))
+        self._kept[number] = (tuple(buffers), full_to_swa)
         return number
+
+    def detach_pool(self, pool: int) -> None:
+        """The pool's memory is about to go: nothing of it is read any more, and it is not kept alive any longer."""
+        self._core.detach_pool(pool)
+        self._kept.pop(pool, None)
+
+    def set_sweep_source(self, pool: int, entries: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
+        """sglang format: what a sweep walks. ``entries()`` gives (slot, position, slot before it or -1) of the prefix
+        tree, and is called in :meth:`end_step`.
+        """
+        self._sweep_sources[pool] = entries
+        here = weakref.ref(self)  # the extension's reference must not keep the monitor, and so itself, alive
+        self._core.set_sweep_source(pool, lambda: monitor._sweep_sources[pool]() if (monitor := here()) else ())
 
     # ---- what the allocator does, in order
 
@@ -217,13 +260,16 @@ class Monitor:
         """Slot from_slots[i] was copied to to_slots[i], which is allocated: records travel with their bytes."""
         self._core.on_move(pool, from_slots, to_slots)
 
-    def on_store(self, pool: int, slots: Any, records: Any) -> None:
-        """Copies the records of ``slots`` into ``records`` (32 bytes a slot), to be kept beside their bytes."""
-        self._core.on_store(pool, slots, records)
+    def on_store(self, pool: int, slots: Any, records: Any, source_digests: Any = None) -> None:
+        """Copies the records of ``slots`` into ``records`` (32 bytes a slot), to be kept beside their bytes.
 
-    def on_load(self, pool: int, records: Any, slots: Any, owner: int) -> None:
+        source_digests: uint32 [slots, sources], where the monitor keeps them
+        """
+        self._core.on_store(pool, slots, records, source_digests)
+
+    def on_load(self, pool: int, records: Any, slots: Any, owner: int, source_digests: Any = None) -> None:
         """Bytes and records from elsewhere were put into ``slots``, which ``owner`` holds."""
-        self._core.on_load(pool, records, slots, owner)
+        self._core.on_load(pool, records, slots, owner, source_digests)
 
     # ---- the moments
 
@@ -246,6 +292,10 @@ class Monitor:
         """Verifies cells [begin, end) of one request now, outside the budget."""
         self._core.verify_now(moment, owner, row, begin, end, tables)
 
+    def stamp_now(self, batch: Batch) -> None:
+        """Stamps the batch's tokens outside a step: a write that lands late."""
+        self._core.stamp_now(batch)
+
     def request_digest(self, row: int, length: int, tables: Batch) -> int:
         """Digest of what is cached for a request, without slot numbers: equal on all ranks."""
         return self._core.request_digest(row, length, tables)
@@ -264,9 +314,50 @@ class Monitor:
         """quarantine: (pool, slot) pairs and requests touched since the last call, and whether that is all of them."""
         return self._core.tainted()
 
+    def events(self, pool: int, slot: int, n: int = 4) -> list[dict[str, Any]]:
+        """The last things announced about a slot, oldest first, as in :class:`Violation`: event, owner, peer, step."""
+        return self._core.events(pool, slot, n)
+
+    def pool_events(self, pool: int) -> list[tuple[int, dict[str, Any]]]:
+        """Everything that is kept of what was announced about a pool, oldest first, with the slot."""
+        return self._core.pool_events(pool)
+
+    def health(self) -> list[dict[str, Any]]:
+        """Checks that stopped running: moment, pool, since_step, text. Empty while all is well. From any thread."""
+        return self._core.health()
+
+    def log_to(self, path: str) -> None:
+        """Violations are also appended to this file, as JSON lines, when they are first seen; "" = no more."""
+        self._core.log_to(path)
+
+    def write_dump(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        bytes: str = "all",
+        listed: Iterable[tuple[int, int]] = (),
+        rows: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Records, ledger, events and KV bytes in one file, for :func:`scan` and ``serinus scan``. Between steps.
+
+        bytes: whose KV bytes: "all", "listed" (the (pool, slot) pairs in ``listed``) or "none"
+        rows: rows of the table as they stand: mappings with owner, row, cells (slots by position), and where known
+            tokens and pools
+        """
+        _core.write_dump(self._core, os.fspath(path), bytes, list(listed), list(rows))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, by the names of its arguments."""
+        return json.loads(self._core.options())
+
     def stats(self) -> dict[str, int | float]:
         """Counts since the beginning, by the names of canary.h's Stats."""
         return self._core.stats()
+
+    def pool_stats(self) -> list[dict[str, Any]]:
+        """By pool number: name, num_slots, live_slots, and violations by reason."""
+        return self._core.pool_stats()
 
     def metrics_text(self, name: str = "") -> str:
         """The counts in Prometheus's text format; ``name`` tells several monitors apart."""
@@ -283,3 +374,8 @@ class Monitor:
     def ledger(self, pool: int) -> Any:
         """The pool's ledger, as :meth:`records`. Empty with the sglang format."""
         return self._core.ledger(pool).view(LEDGER_DTYPE)[:, 0]
+
+    def source_digests(self, pool: int) -> Any:
+        """uint32 [slots, sources] over the monitor's own memory. Empty unless they are kept."""
+        words = self._core.source_digests(pool).view("<u4")
+        return words.reshape(-1, max(1, self._core.num_sources(pool)))

@@ -16,4 +16,8 @@ NB_MODULE(_core, m) {
   bind_layouts(m);
   bind_monitor(m);
   bind_replay(m);
+  bind_config(m);
+  bind_ranks(m);
+  bind_dump(m);
+  bind_inject(m);
 }

@@ -2,6 +2,7 @@
 // looks at.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
@@ -12,12 +13,16 @@
 #include <vector>
 
 #include <serinus/canary.h>
+#include <serinus/canary_config.h>
+#include <serinus/canary_sink.h>
 #include <serinus/metrics.h>
 
+#include "batch.h"
 #include "bind.h"
 #include "named.h"
 #include "numbers.h"
 #include "tensor.h"
+#include "violations.h"
 
 namespace serinus::python {
 
@@ -51,6 +56,7 @@ canary::Options options_of(const nb::dict& given) {
   o.sweep_interval = number("sweep_interval");
   o.ring_capacity = number("ring_capacity");
   o.event_capacity = number("event_capacity");
+  o.health_steps = number("health_steps");
   o.threads = static_cast<int>(number("threads"));
   return o;
 }
@@ -103,47 +109,6 @@ int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
   return monitor.add_pool(std::move(p));
 }
 
-/// A batch and what its spans look at.
-class BatchView {
- public:
-  explicit BatchView(nb::handle batch)
-      : rows_("rows", attribute(batch, "rows")),
-        prefix_lens_("prefix_lens", attribute(batch, "prefix_lens")),
-        extend_lens_("extend_lens", attribute(batch, "extend_lens")),
-        input_ids_("input_ids", attribute(batch, "input_ids")),
-        positions_("positions", attribute(batch, "positions")),
-        out_cache_loc_("out_cache_loc", attribute(batch, "out_cache_loc")),
-        valid_lens_("valid_lens", attribute(batch, "valid_lens")) {
-    const Numbers pools("pools", attribute(batch, "pools"));
-    for (const std::int64_t p : pools.span()) pools_.push_back(static_cast<int>(p));
-    const Numbers owners("owners", attribute(batch, "owners"));
-    for (const std::int64_t o : owners.span()) owners_.push_back(static_cast<canary::Owner>(o));
-    view.pools = pools_;
-    view.rows = rows_.span();
-    view.prefix_lens = prefix_lens_.span();
-    view.extend_lens = extend_lens_.span();
-    view.owners = owners_;
-    view.req_to_token = tensors_.take("req_to_token", attribute(batch, "req_to_token"));
-    view.input_ids = input_ids_.span();
-    view.positions = positions_.span();
-    view.out_cache_loc = out_cache_loc_.span();
-    const auto expected =
-        tensors_.take_optional("expected_tokens", attribute(batch, "expected_tokens"));
-    if (expected) view.expected_tokens = *expected;
-    view.valid_lens = valid_lens_.span();
-  }
-
-  canary::Batch view;
-
- private:
-  static nb::object attribute(nb::handle batch, const char* name) { return batch.attr(name); }
-
-  Tensors tensors_;
-  std::vector<int> pools_;
-  std::vector<canary::Owner> owners_;
-  Numbers rows_, prefix_lens_, extend_lens_, input_ids_, positions_, out_cache_loc_, valid_lens_;
-};
-
 canary::Moment moment_named(const std::string& word) {
   return named<canary::Moment>("moment", word,
                                {{"head", canary::Moment::head},
@@ -151,7 +116,6 @@ canary::Moment moment_named(const std::string& word) {
                                 {"sweep", canary::Moment::sweep}});
 }
 
-// Each as its pool's number, its line and its JSON: the frozen formats carry every field.
 nb::list poll(Monitor& monitor) {
   std::vector<canary::Violation> found;
   {
@@ -159,11 +123,82 @@ nb::list poll(Monitor& monitor) {
     found = monitor.poll();
   }
   nb::list out;
-  for (const canary::Violation& v : found) {
-    const std::string& pool = monitor.pool(v.pool).name;
-    out.append(nb::make_tuple(v.pool, canary::to_text(v, pool), canary::to_json(v, pool)));
+  for (const canary::Violation& v : found) out.append(described(v, monitor.pool(v.pool).name));
+  return out;
+}
+
+// As in a violation's JSON.
+nb::dict event_of(const canary::LedgerEvent& e) {
+  nb::dict d;
+  d["event"] = canary::name_of(e.kind);
+  d["owner"] = e.owner;
+  d["peer"] = e.peer;
+  d["step"] = e.step;
+  return d;
+}
+
+nb::list events(const Monitor& monitor, int pool, std::int64_t slot, std::size_t n) {
+  nb::list out;
+  for (const canary::LedgerEvent& e : monitor.events(pool, slot, n)) out.append(event_of(e));
+  return out;
+}
+
+nb::list pool_events(const Monitor& monitor, int pool) {
+  nb::list out;
+  for (const auto& [slot, event] : monitor.pool_events(pool)) {
+    out.append(nb::make_tuple(slot, event_of(event)));
   }
   return out;
+}
+
+nb::list pool_stats(const Monitor& monitor) {
+  nb::list out;
+  for (const canary::PoolStats& p : monitor.pool_stats()) {
+    nb::dict d;
+    d["name"] = p.name;
+    d["num_slots"] = p.num_slots;
+    d["live_slots"] = p.live_slots;
+    nb::dict violations;
+    for (std::size_t i = 0; i < p.violations.size(); ++i) {
+      const auto reason = static_cast<canary::Reason>(1u << i);
+      violations[canary::names_of(reason).c_str()] = p.violations[i];
+    }
+    d["violations"] = violations;
+    out.append(d);
+  }
+  return out;
+}
+
+nb::list health(const Monitor& monitor) {
+  nb::list out;
+  for (const canary::Stall& stall : monitor.health()) {
+    nb::dict d;
+    d["moment"] = canary::name_of(stall.moment);
+    d["pool"] = stall.pool;
+    d["since_step"] = stall.since_step;
+    d["text"] = canary::to_text(stall, monitor.pool(stall.pool).name);
+    out.append(d);
+  }
+  return out;
+}
+
+// `entries()` gives [(slot, position, slot before it)]; it is called during a step, from its
+// thread.
+void set_sweep_source(Monitor& monitor, int pool, nb::callable entries) {
+  // The last reference may go where the lock of the interpreter is not held.
+  const std::shared_ptr<nb::callable> held(new nb::callable(std::move(entries)),
+                                           [](nb::callable* f) {
+                                             const nb::gil_scoped_acquire acquire;
+                                             delete f;
+                                           });
+  monitor.set_sweep_source(pool, [held](std::vector<canary::SweepEntry>& out) {
+    const nb::gil_scoped_acquire acquire;
+    for (const nb::handle entry : (*held)()) {
+      out.push_back({nb::cast<std::int64_t>(nb::object(entry[0])),
+                     nb::cast<std::int64_t>(nb::object(entry[1])),
+                     nb::cast<std::int64_t>(nb::object(entry[2]))});
+    }
+  });
 }
 
 nb::dict stats(const Monitor& monitor) {
@@ -202,28 +237,34 @@ nb::ndarray<nb::numpy, std::uint8_t> bytes_of(nb::handle monitor, std::span<T> i
   return nb::ndarray<nb::numpy, std::uint8_t>(items.data(), {items.size(), sizeof(T)}, monitor);
 }
 
-void on_store(Monitor& monitor, int pool, nb::handle slots, nb::handle records) {
-  Tensors tensors;
-  const Numbers from("slots", slots);
-  const TensorView to = tensors.take("records", records, Access::write);
-  check_device("records", to, {});
-  check_contiguous("records", to);
-  const auto bytes = static_cast<std::size_t>(to.numel() * size_of(to.dtype));
-  check_aligned("records", to, alignof(canary::Record));
-  monitor.on_store(pool, from.span(), {to.as<canary::Record>(), bytes / sizeof(canary::Record)});
+// Memory of the caller's as items of the library's: whole ones, where they may lie.
+template <class T>
+std::span<T> items_in(const char* name, Tensors& tensors, nb::handle object, Access access) {
+  if (object.is_none()) return {};
+  const TensorView view = tensors.take(name, object, access);
+  check_device(name, view, {});
+  check_contiguous(name, view);
+  check_aligned(name, view, alignof(T));
+  return {view.as<T>(), static_cast<std::size_t>(view.numel() * size_of(view.dtype)) / sizeof(T)};
 }
 
-void on_load(Monitor& monitor, int pool, nb::handle records, nb::handle slots,
-             canary::Owner owner) {
+void on_store(Monitor& monitor, int pool, nb::handle slots, nb::handle records,
+              nb::handle source_digests) {
+  Tensors tensors;
+  const Numbers from("slots", slots);
+  monitor.on_store(
+      pool, from.span(), items_in<canary::Record>("records", tensors, records, Access::write),
+      items_in<std::uint32_t>("source_digests", tensors, source_digests, Access::write));
+}
+
+void on_load(Monitor& monitor, int pool, nb::handle records, nb::handle slots, canary::Owner owner,
+             nb::handle source_digests) {
   Tensors tensors;
   const Numbers to("slots", slots);
-  const TensorView from = tensors.take("records", records);
-  check_device("records", from, {});
-  check_contiguous("records", from);
-  check_aligned("records", from, alignof(canary::Record));
-  const auto bytes = static_cast<std::size_t>(from.numel() * size_of(from.dtype));
-  monitor.on_load(pool, {from.as<const canary::Record>(), bytes / sizeof(canary::Record)},
-                  to.span(), owner);
+  monitor.on_load(
+      pool, items_in<const canary::Record>("records", tensors, records, Access::read), to.span(),
+      owner,
+      items_in<const std::uint32_t>("source_digests", tensors, source_digests, Access::read));
 }
 
 }  // namespace
@@ -251,8 +292,15 @@ void bind_monitor(nb::module_& m) {
            [](Monitor& self, int pool, nb::handle from, nb::handle to) {
              self.on_move(pool, Numbers("from", from).span(), Numbers("to", to).span());
            })
-      .def("on_store", &on_store)
-      .def("on_load", &on_load)
+      .def("on_store", &on_store, "pool"_a, "slots"_a, "records"_a, "source_digests"_a.none())
+      .def("on_load", &on_load, "pool"_a, "records"_a, "slots"_a, "owner"_a,
+           "source_digests"_a.none())
+      .def("detach_pool", &Monitor::detach_pool)
+      .def("set_sweep_source", &set_sweep_source)
+      .def("log_to",
+           [](Monitor& self, const std::string& path) {
+             self.log_to(path.empty() ? nullptr : std::make_shared<canary::FileSink>(path));
+           })
       .def("begin_step",
            [](Monitor& self, nb::handle batch) {
              const BatchView b(batch);
@@ -271,6 +319,8 @@ void bind_monitor(nb::module_& m) {
              const BatchView b(tables);
              self.verify_now(moment_named(moment), owner, row, begin, end, b.view);
            })
+      .def("stamp_now",
+           [](Monitor& self, nb::handle batch) { self.stamp_now(BatchView(batch).view); })
       .def("request_digest",
            [](const Monitor& self, std::int64_t row, std::int64_t length, nb::handle tables) {
              const BatchView b(tables);
@@ -284,6 +334,16 @@ void bind_monitor(nb::module_& m) {
            })
       .def("tainted", &tainted)
       .def("stats", &stats)
+      .def("pool_stats", &pool_stats)
+      .def("health", &health)
+      .def("events", &events)
+      .def("pool_events", &pool_events)
+      .def("options",
+           [](const Monitor& self) {
+             return canary::to_json({.options = self.options(), .violations_file = {}});
+           })
+      .def("num_sources", &Monitor::num_sources)
+      .def("digest_of", &Monitor::digest_of)
       .def("metrics_text",
            [](const Monitor& self, const std::string& name) {
              const canary::MetricsSample sample = canary::metrics_sample(self, name);
@@ -305,8 +365,10 @@ void bind_monitor(nb::module_& m) {
            [](nb::handle self, int pool) {
              return bytes_of(self, nb::cast<Monitor&>(self).records(pool));
            })
-      .def("ledger", [](nb::handle self, int pool) {
-        return bytes_of(self, nb::cast<Monitor&>(self).ledger(pool));
+      .def("ledger", [](nb::handle self,
+                        int pool) { return bytes_of(self, nb::cast<Monitor&>(self).ledger(pool)); })
+      .def("source_digests", [](nb::handle self, int pool) {
+        return bytes_of(self, nb::cast<Monitor&>(self).source_digests(pool));
       });
   m.attr("metrics_type") = canary::kMetricsType;
 }

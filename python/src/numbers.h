@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/checks.h"
@@ -51,5 +52,19 @@ class Numbers {
   std::vector<std::int64_t> own_;
   std::span<const std::int64_t> span_;
 };
+
+/// Numbers of a smaller type, copied: owners, pools.
+template <class T>
+void narrow(std::string_view name, nb::handle object, std::vector<T>& out) {
+  const Numbers numbers(name, object);
+  out.reserve(numbers.span().size());
+  for (const std::int64_t n : numbers.span()) {
+    if (!std::in_range<T>(n)) {
+      raise(errors::Page::python_not_integers,
+            {{"name", std::string(name)}, {"got", std::to_string(n) + ", which is out of range"}});
+    }
+    out.push_back(static_cast<T>(n));
+  }
+}
 
 }  // namespace serinus::python

@@ -90,6 +90,7 @@ void Injector::flip(std::vector<Injected>& done, Perturbation p, const Cell& at)
 
 std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::int64_t> input_ids,
                                             std::span<std::int64_t> positions) {
+  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()));
   std::vector<Injected> done;
   const std::vector<Cell> cells = active_cells(batch);
   if (draw(Perturbation::req_to_token) && cells.size() >= 2) {
@@ -151,6 +152,7 @@ std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::i
 }
 
 std::vector<Injected> Injector::after_step(const Batch& batch) {
+  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()));
   std::vector<Injected> done;
   if (draw(Perturbation::kv_post_forward)) {
     const PoolSpec& spec = monitor_.pool(options_.pool);

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
+import pathlib
+import weakref
 
 import numpy as np
 import pytest
@@ -165,6 +168,258 @@ def test_records_travel() -> None:
     assert digests[0] == digests[1] != 0
 
 
+def test_records_travel_with_their_source_digests() -> None:
+    """A byte damaged on the way is named on the other side: layer and segment come from the sender's digests."""
+    source, target = Engine(), Engine()
+    source.step(101, 102, 103)
+    records, digests = np.zeros((3, 32), np.uint8), np.zeros((3, 3), np.uint32)
+    source.monitor.on_store(source.pool, SLOTS[:3], records, digests)
+    assert np.array_equal(digests, source.monitor.source_digests(source.pool)[SLOTS[:3]])
+    target.kv[:] = source.kv
+    target.kv.reshape(-1)[target.byte(target.layout.segments[1], SLOTS[1])] ^= 1
+    target.monitor.on_load(target.pool, records, SLOTS[:3], REQUEST, digests)
+    target.tokens = list(source.tokens)
+    target.step(104)
+    (violation,) = target.monitor.poll()
+    assert (violation.reasons, violation.slot, violation.segment) == (["kv_bytes"], SLOTS[1], "scale")
+
+
+def test_events() -> None:
+    engine = Engine()
+    monitor, pool = engine.monitor, engine.pool
+    engine.step(101, 102, 103)
+    monitor.on_transfer(pool, SLOTS[:1], REQUEST, 8)
+    monitor.on_free(pool, SLOTS[:1], 8)
+    events = monitor.events(pool, SLOTS[0])
+    assert [(e["event"], e["owner"], e["peer"]) for e in events] == [
+        ("alloc", REQUEST, -1),
+        ("transfer", REQUEST, 8),
+        ("free", 8, -1),
+    ]
+    assert monitor.events(pool, SLOTS[0], 1) == events[-1:]
+    assert [slot for slot, _ in monitor.pool_events(pool)][-2:] == SLOTS[:1] * 2
+    monitor.on_free(pool, SLOTS[:1], 8)  # twice
+    (violation,) = monitor.poll()
+    assert violation.events == monitor.events(pool, SLOTS[0])
+
+
+def test_health_and_pool_stats() -> None:
+    engine = Engine(health_steps=2)
+    assert engine.monitor.health() == []
+    other = engine.monitor.add_pool(engine.layout, [np.zeros_like(engine.kv)], name="other")
+    engine.monitor.on_alloc(other, [5], REQUEST)
+    for token in range(4):
+        engine.step(token, pools=[engine.pool])
+    stalls = engine.monitor.health()
+    assert {(s["moment"], s["pool"]) for s in stalls} >= {("head", other), ("tail", other)}
+    assert all("pool=other" in s["text"] for s in stalls)
+    stats = engine.monitor.pool_stats()
+    assert [s["name"] for s in stats] == ["kv", "other"]
+    assert stats[0]["live_slots"] == len(SLOTS)
+    assert set(stats[0]["violations"]) >= {"token", "kv_bytes", "stale"}
+    engine.monitor.detach_pool(other)
+    with pytest.raises(serinus.ValueError):
+        engine.monitor.on_alloc(other, [6], REQUEST)
+
+
+def test_a_tree_of_drafts() -> None:
+    """Two drafts follow the prefix; whichever is accepted is a sound row."""
+    engine = Engine()
+    engine.step(101)
+    batch = engine.batch([102, 103], positions=[1, 1], parents=[-1, -1], out_cache_loc=np.array(SLOTS[1:3], np.int64))
+    with engine.monitor.step(batch):
+        pass
+    engine.table[1, 1] = SLOTS[2]  # the second was accepted
+    engine.tokens += [103]
+    engine.monitor.verify_now("head", REQUEST, 1, 0, 2, engine.batch([]))
+    assert engine.monitor.poll() == []
+
+
+def test_the_sweep_source_of_the_sglang_format() -> None:
+    engine = Engine(format="sglang", source_digests=False, sweep_interval=1)
+    calls = []
+
+    def entries() -> list[tuple[int, int, int]]:
+        calls.append(1)
+        return [(SLOTS[0], 0, -1), (SLOTS[1], 1, SLOTS[0])]
+
+    engine.monitor.set_sweep_source(engine.pool, entries)
+    engine.step(101, 102)
+    engine.kv.reshape(-1)[engine.byte(engine.layout.segments[0], SLOTS[1])] ^= 1
+    idle = engine.batch([], rows=[], prefix_lens=[], extend_lens=[], owners=[])
+    with engine.monitor.step(idle):
+        pass
+    assert calls
+    assert [(v.moment, v.slot) for v in engine.monitor.poll()] == [("sweep", SLOTS[1])]
+
+    def broken() -> list[tuple[int, int, int]]:
+        raise ZeroDivisionError
+
+    engine.monitor.set_sweep_source(engine.pool, broken)
+    with pytest.raises(ZeroDivisionError), engine.monitor.step(idle):
+        pass
+
+
+def test_a_monitor_is_collected_with_what_it_calls() -> None:
+    class PrefixTree:
+        def __init__(self, monitor: serinus.Monitor) -> None:
+            self.monitor = monitor  # as an engine's own objects would
+
+        def entries(self) -> list[tuple[int, int, int]]:
+            return []
+
+    monitor = serinus.Monitor(format="sglang")
+    monitor.add_pool(serinus.kv_layout("fp8_656"), [np.zeros(128 * 656, np.uint8)])
+    monitor.set_sweep_source(0, PrefixTree(monitor).entries)
+    gone = weakref.ref(monitor)
+    del monitor
+    gc.collect()
+    assert gone() is None
+
+
+# ---------------------------------------------------------------- configuration
+
+
+def test_configuration(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "canary.json"
+    file.write_text('{"mode": "raise", "records_per_step": 77, "source_digests": true}')
+    violations = tmp_path / "violations.jsonl"
+    environment = {
+        "SERINUS_CANARY_CONFIG": str(file),
+        "SERINUS_CANARY_RECORDS_PER_STEP": "78",
+        "SERINUS_CANARY_VIOLATIONS_FILE": str(violations),
+    }
+    config = serinus.read_config(environment=environment)
+    # Its keys are the arguments of Monitor, all of them.
+    assert set(config) == set(inspect.signature(serinus.Monitor).parameters)
+    assert (config["mode"], config["records_per_step"], config["source_digests"]) == ("raise", 78, True)
+    monitor = serinus.Monitor(**config)
+    assert monitor.options == {**config, "violations_file": ""}
+    defaults = {name: p.default for name, p in inspect.signature(serinus.Monitor).parameters.items()}
+    assert serinus.read_config(environment={}) == defaults
+    with pytest.raises(serinus.ValueError, match="SERINUS_CANARY_MODE"):
+        serinus.read_config(environment={"SERINUS_CANARY_MODE": "loud"})
+    with pytest.raises(serinus.InputError):
+        serinus.read_config(str(tmp_path / "absent.json"), {})
+
+
+def test_sglang_flags() -> None:
+    config = serinus.config_from_sglang_flags("log", "partial", 5)
+    assert (config["format"], config["mode"], config["depth"], config["sweep_interval"]) == (
+        "sglang",
+        "log",
+        "partial",
+        5,
+    )
+    serinus.Monitor(**config)
+    with pytest.raises(ValueError, match="kv-canary: kv_canary must be one of none/log/raise, got 'loud'"):
+        serinus.config_from_sglang_flags("loud")
+
+
+def test_the_violations_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "violations.jsonl"
+    engine = Engine(violations_file=str(path))
+    engine.step(101, 102, 103)
+    engine.kv.reshape(-1)[engine.byte(engine.layout.segments[0], SLOTS[0])] ^= 1
+    engine.step(104)
+    (violation,) = engine.monitor.poll()
+    engine.monitor.log_to("")  # the sink ends when nobody holds it, and writes what it has
+    (line,) = (json.loads(line) for line in path.read_text().splitlines())
+    # As it was first seen: the tail saw it again.
+    assert {**line, "count": 2, "moment": "head"} == {**violation.fields, "count": 2}
+
+
+# ---------------------------------------------------------------- dumps, ranks, transfers, injection
+
+
+def test_a_dump_and_its_scan(tmp_path: pathlib.Path) -> None:
+    engine = Engine()
+    engine.step(101, 102, 103)
+    path = tmp_path / "pool.dump"
+    rows = [{"owner": REQUEST, "row": 1, "cells": SLOTS[:3], "tokens": [101, 102, 103]}]
+    engine.monitor.write_dump(path, rows=rows)
+    sound = serinus.scan(path)
+    assert (sound["written"], sound["cells"], sound["violations"], sound["more"]) == (3, 3, [], 0)
+    engine.kv.reshape(-1)[engine.byte(engine.layout.segments[0], SLOTS[2])] ^= 1
+    rows[0]["tokens"] = [101, 999, 103]
+    engine.monitor.write_dump(path, rows=rows)
+    assert {(r, v.slot) for v in serinus.scan(path)["violations"] for r in v.reasons} == {
+        ("kv_bytes", SLOTS[2]),
+        ("token", SLOTS[1]),
+        ("chain", SLOTS[1]),
+    }
+    assert serinus.scan(path, limit=1)["more"] == 1
+    engine.monitor.write_dump(path, bytes="listed", listed=[(engine.pool, SLOTS[0])])
+    assert serinus.scan(path)["bytes_checked"] == 1
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(serinus.InputError):
+        serinus.scan(path)
+
+
+def test_ranks_are_compared() -> None:
+    from serinus import ranks
+
+    gathered = []
+    for rank in range(3):
+        engine = Engine()
+        engine.step(101, 102 if rank != 1 else 999, 103)
+        digests = ranks.request_digests(engine.monitor, engine.pool, [REQUEST, 9], [1, 1], [3, 1], engine.table)
+        assert list(digests["length"]) == [3, 1]
+        gathered.append(digests)
+    found = ranks.compare_ranks(np.concatenate(gathered), 3)
+    assert [(d["rank"], d["request"], d["owner"], d["chain"], d["kv"]) for d in found] == [(1, 0, REQUEST, True, True)]
+    assert found[0]["text"] == f"rank 1, request {REQUEST}: chain, kv"
+    # As a collective leaves them: bytes, in a tensor of whatever framework.
+    assert ranks.compare_ranks(np.concatenate(gathered).view(np.uint8), 3) == found
+    assert ranks.report_ranks(engine.monitor, np.concatenate(gathered), 3) == found
+    (violation,) = engine.monitor.poll()
+    assert violation.reasons == ["digest_differs_across_ranks"]
+    with pytest.raises(serinus.ValueError, match="lengths has 1 entries where owners has 2"):
+        ranks.request_digests(engine.monitor, engine.pool, [7, 9], [1, 1], [3], engine.table)
+    with pytest.raises(serinus.ValueError, match="gathered"):
+        ranks.compare_ranks(np.zeros(33, np.uint8), 1)
+
+
+def test_terms_of_a_transfer() -> None:
+    from serinus import ranks
+
+    mine, same, other = (Engine(), Engine(), Engine(depth="partial"))
+    terms = [ranks.transfer_terms(e.monitor, e.pool) for e in (mine, same, other)]
+    assert ranks.transfer_differences(terms[0], terms[1]) == []
+    ranks.check_transfer(terms[0], terms[1])
+    assert ranks.transfer_differences(terms[0], terms[2]) == ["depth: all here, partial there"]
+    with pytest.raises(serinus.ValueError, match="depth: all here, partial there"):
+        ranks.check_transfer(terms[0], terms[2])
+    assert ranks.transfer_differences(terms[0], bytes(range(112)))
+    with pytest.raises(serinus.ValueError):
+        ranks.check_transfer(terms[0], terms[1][:-1])
+
+
+def test_injection() -> None:
+    from serinus.inject import Injector
+
+    engine = Engine()
+    try:
+        injector = Injector(engine.monitor, {"kv_used": 1.0}, seed=3, warmup_steps=0)
+    except serinus.RuntimeError as error:
+        if "built without" in str(error):  # the rule
+            pytest.skip("this build has no injection")
+        raise
+    engine.step(101, 102, 103)
+    batch = engine.batch([104], input_ids=np.array([104]), positions=np.array([3]))
+    (done,) = injector.before_step(batch)
+    assert done["what"] == "kv_used"
+    assert done["slot"] in SLOTS[:3]
+    with engine.monitor.step(batch):
+        pass
+    assert injector.after_step(batch) == []
+    assert [(v.reasons, v.slot) for v in engine.monitor.poll()] == [(["kv_bytes"], done["slot"])]
+    with pytest.raises(serinus.ValueError, match="probability takes one of req_to_token"):
+        Injector(engine.monitor, {"kv": 1.0})
+    with pytest.raises(serinus.TypeError, match="input_ids must be a tensor"):
+        injector.before_step(engine.batch([1]))
+
+
 def test_the_sglang_format() -> None:
     engine = Engine(format="sglang", source_digests=False)
     engine.step(101, 102, 103)
@@ -204,6 +459,10 @@ def test_buffers_are_kept_alive_and_may_be_interleaved() -> None:
          "mode takes one of none, log, raise, quarantine, got 'warn'"),
         (lambda: Engine().step(1, owners=["x"]), serinus.TypeError, "owners must be integers, got ['x']"),
         (lambda: Engine().step(1, rows=[1 << 70]), serinus.TypeError, None),
+        (lambda: Engine().step(1, owners=[-1]), serinus.TypeError,
+         "owners must be integers, got -1, which is out of range"),
+        (lambda: Engine().step(1, pools=[1 << 32]), serinus.TypeError,
+         "pools must be integers, got 4294967296, which is out of range"),
         (lambda: Engine().step(1, rows=np.array([1], np.int32)), serinus.ValueError,
          "rows must have dtype int64, got int32"),
         (lambda: Engine().step(1, rows=np.array([[1]])), serinus.ValueError, "rows must have shape (n,), got (1, 1)"),
