@@ -88,6 +88,7 @@ ORDER = [
     ("attn_sink", lambda t: t.double(), "attn_sink must be float32 with shape (64,), got (64,)/torch.float64"),
     ("attn_sink", lambda t: t.cpu(), "attn_sink must be a CUDA tensor"),
     ("q_scale", lambda t: 0.5, "q_scale must be a torch.Tensor"),
+    ("q_scale", lambda t: t.cpu().numpy(), "q_scale must be a torch.Tensor"),
     ("q_scale", lambda t: t.cpu(), "q_scale must be a CUDA tensor"),
     ("q_scale", lambda t: t.half(), "q_scale must be float32, got torch.float16"),
     ("q_scale", lambda t: t.expand(2).contiguous(), "q_scale must be a scalar tensor, got shape (2,)"),
@@ -198,3 +199,14 @@ def test_in_a_cuda_graph_and_on_a_side_stream() -> None:
     assert not side.query(), "the launch waited for the stream"
     side.synchronize()
     assert not torch.equal(a["out"], want[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [-1, 129])
+def test_values_of_topk_length_are_checked_on_demand(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = arguments()
+    a["topk_length"][1] = value
+    sparse_mla_q8kv8_prefill_fwd(**a)  # the kernel clamps
+    monkeypatch.setattr("serinus.sglang.sparse_mla_q8kv8_prefill_sm90._CHECK_TOPK_LENGTH", True)
+    with pytest.raises(ValueError, match=r"^topk_length values must satisfy 0 <= topk_length <= topk \(128\)$"):
+        sparse_mla_q8kv8_prefill_fwd(**a)
