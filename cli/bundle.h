@@ -7,7 +7,7 @@
 
 #include <serinus/canary.h>
 
-#include "cli/whole_file.h"
+#include "cli/report_file.h"
 #include "engine/engine.h"
 
 namespace serinus::cli {
@@ -31,7 +31,7 @@ class Bundle {
 
  private:
   std::string folder_;
-  WholeFile config_, violations_, summary_;
+  ReportFile config_, violations_, summary_;
   std::vector<std::pair<int, std::int64_t>> slots_;
 };
 

@@ -8,7 +8,7 @@
 
 #include <serinus/canary.h>
 
-#include "cli/whole_file.h"
+#include "cli/report_file.h"
 #include "engine/replay.h"
 
 namespace serinus::cli {
@@ -49,7 +49,7 @@ class ReportFolder {
 
  private:
   std::string folder_, page_;
-  WholeFile text_, lines_, summary_, html_;
+  ReportFile text_, lines_, summary_, html_;
   std::vector<std::string> first_;  // lines for the page
 };
 

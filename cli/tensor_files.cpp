@@ -17,6 +17,7 @@
 #include <set>
 
 #include "base/raise.h"
+#include "base/whole_file.h"
 
 namespace serinus::cli {
 
@@ -309,30 +310,14 @@ std::vector<std::uint8_t> read_file(const std::string& path) {
   return bytes;
 }
 
-template <class Write>
-void write_file(const std::string& path, Write write) {
-  const std::string partial = path + ".partial";
-  errno = 0;
-  std::ofstream out(partial, std::ios::binary);
-  if (out) write(out);
-  out.close();
-  std::error_code failed;
-  int reason = errno;
-  if (out) {
-    std::filesystem::rename(partial, path, failed);
-    reason = failed.value();
-  }
-  if (!out || failed) {
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
-    raise(Page::tensor_file_not_written,
-          {{"got", path}, {"why", std::generic_category().message(reason)}});
-  }
+WholeFile create(const std::string& path) {
+  return WholeFile(path, [](const std::string& name, const std::string& why) {
+    raise(Page::tensor_file_not_written, {{"got", name}, {"why", why}});
+  });
 }
 
-void put(std::ostream& out, std::span<const std::uint8_t> bytes) {
-  out.write(reinterpret_cast<const char*>(bytes.data()),
-            static_cast<std::streamsize>(bytes.size()));
+void put(WholeFile& file, std::span<const std::uint8_t> bytes) {
+  file.write(bytes.data(), bytes.size());
 }
 
 }  // namespace
@@ -443,10 +428,10 @@ std::vector<Tensor> read_safetensors(const std::string& path) {
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {
-  write_file(path, [&](std::ostream& out) {
-    out << npy_header(tensor);
-    put(out, tensor.bytes());
-  });
+  WholeFile file = create(path);
+  file.write(npy_header(tensor));
+  put(file, tensor.bytes());
+  file.finish();
 }
 
 void write_safetensors(const std::string& path, std::span<const Tensor* const> tensors) {
@@ -463,12 +448,12 @@ void write_safetensors(const std::string& path, std::span<const Tensor* const> t
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  write_file(path, [&](std::ostream& out) {
-    const std::uint64_t length = text.size();
-    out.write(reinterpret_cast<const char*>(&length), sizeof(length));
-    out << text;
-    for (const Tensor* t : tensors) put(out, t->bytes());
-  });
+  const std::uint64_t length = text.size();
+  WholeFile file = create(path);
+  file.write(&length, sizeof(length));
+  file.write(text);
+  for (const Tensor* t : tensors) put(file, t->bytes());
+  file.finish();
 }
 
 }  // namespace serinus::cli

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/whole_file.h"
+#include "cli/report_file.h"
 #include "engine/trace/generate.h"
 
 namespace serinus::cli {
@@ -24,7 +24,7 @@ void run(const Arguments& args) {
   }
   std::ostringstream text;
   engine::generate_trace(args.model, text);
-  WholeFile file(args.output);
+  ReportFile file(args.output);
   file.write(text.view());
   file.finish();
 }

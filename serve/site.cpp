@@ -41,44 +41,6 @@ std::string hex(std::uint64_t n) {
   return fmt::format("{:016x}", n);
 }
 
-const char* name_of(canary::PoolKind k) noexcept {
-  switch (k) {
-    case canary::PoolKind::full:
-      return "full";
-    case canary::PoolKind::swa:
-      return "swa";
-    case canary::PoolKind::draft:
-      return "draft";
-  }
-  return "?";
-}
-
-const char* name_of(canary::SlotState s) noexcept {
-  switch (s) {
-    case canary::SlotState::free:
-      return "free";
-    case canary::SlotState::empty:
-      return "empty";
-    case canary::SlotState::written:
-      return "written";
-  }
-  return "?";
-}
-
-const char* name_of(canary::Mode m) noexcept {
-  switch (m) {
-    case canary::Mode::none:
-      return "none";
-    case canary::Mode::log:
-      return "log";
-    case canary::Mode::raise:
-      return "raise";
-    case canary::Mode::quarantine:
-      return "quarantine";
-  }
-  return "?";
-}
-
 double age_seconds(const Picture& p) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - p.taken).count();
 }

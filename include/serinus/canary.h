@@ -120,6 +120,7 @@ enum class SlotState : std::uint8_t {
   empty,    ///< allocated, not written in this life
   written,  ///< allocated and stamped in this life
 };
+const char* name_of(SlotState) noexcept;
 
 /// chain_next(kChainAnchor, token, 0) is the chain of a first token.
 inline constexpr std::uint64_t kChainAnchor = 0x0ea75eed5e21175ull;
@@ -220,6 +221,7 @@ std::string to_json(const Violation& v, std::string_view pool_name);
 // ---------------------------------------------------------------- the monitor
 
 enum class PoolKind : std::uint8_t { full, swa, draft };
+const char* name_of(PoolKind) noexcept;
 
 /// A pool of KV, described (never patched). The caller keeps all memory alive and at its place.
 struct PoolSpec {
@@ -242,6 +244,7 @@ enum class Mode : std::uint8_t {
   raise,       ///< end_step() throws RuntimeError for what the step found
   quarantine,  ///< as log, and tainted() lists what to evict and prefill again
 };
+const char* name_of(Mode) noexcept;
 
 enum class VerifyPolicy : std::uint8_t {
   rolling,  ///< in full what is newly reused, the rest in turn within the budget

@@ -349,18 +349,8 @@ void bind_monitor(nb::module_& m) {
              const canary::MetricsSample sample = canary::metrics_sample(self, name);
              return canary::metrics_text({&sample, 1});
            })
-      .def("state",
-           [](const Monitor& self, int pool, std::int64_t slot) {
-             switch (self.state(pool, slot)) {
-               case canary::SlotState::free:
-                 return "free";
-               case canary::SlotState::empty:
-                 return "empty";
-               case canary::SlotState::written:
-                 return "written";
-             }
-             return "unknown";
-           })
+      .def("state", [](const Monitor& self, int pool,
+                       std::int64_t slot) { return canary::name_of(self.state(pool, slot)); })
       .def("records",
            [](nb::handle self, int pool) {
              return bytes_of(self, nb::cast<Monitor&>(self).records(pool));

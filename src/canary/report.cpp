@@ -35,6 +35,44 @@ const char* name_of(Moment m) noexcept {
   return "?";
 }
 
+const char* name_of(PoolKind k) noexcept {
+  switch (k) {
+    case PoolKind::full:
+      return "full";
+    case PoolKind::swa:
+      return "swa";
+    case PoolKind::draft:
+      return "draft";
+  }
+  return "?";
+}
+
+const char* name_of(SlotState s) noexcept {
+  switch (s) {
+    case SlotState::free:
+      return "free";
+    case SlotState::empty:
+      return "empty";
+    case SlotState::written:
+      return "written";
+  }
+  return "?";
+}
+
+const char* name_of(Mode m) noexcept {
+  switch (m) {
+    case Mode::none:
+      return "none";
+    case Mode::log:
+      return "log";
+    case Mode::raise:
+      return "raise";
+    case Mode::quarantine:
+      return "quarantine";
+  }
+  return "?";
+}
+
 const char* name_of(LedgerEventKind k) noexcept {
   switch (k) {
     case LedgerEventKind::alloc:

@@ -114,43 +114,17 @@ TEST(Layouts, PagesInterleavedOverLayersAndPaddingIsNobodys) {
 
 // ---------------------------------------------------------------- batches
 
-/// A forward of several requests at once, as flat arrays.
-struct Mixed {
-  std::vector<std::int64_t> rows, prefix, extend, ids, positions, locations, parents;
-  std::vector<Owner> owners;
+/// A forward of several requests at once.
+struct Mixed : Rig::Forward {
   Rig& rig;
   explicit Mixed(Rig& r) : rig(r) {}
 
   void add(Owner owner, std::int64_t first, const Rig::Slots& slots) {
-    rows.push_back(owner);
-    owners.push_back(owner);
-    prefix.push_back(first);
-    extend.push_back(std::ssize(slots));
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const std::int64_t position = first + static_cast<std::int64_t>(i);
-      positions.push_back(position);
-      ids.push_back(Rig::token_of(owner, position));
-      locations.push_back(slots[i]);
-    }
+    Forward::add(owner, first, slots);
     rig.map(owner, first, slots);
   }
-  Batch batch() const {
-    Batch b = rig.batch();
-    b.rows = rows;
-    b.owners = owners;
-    b.prefix_lens = prefix;
-    b.extend_lens = extend;
-    b.input_ids = ids;
-    b.positions = positions;
-    b.out_cache_loc = locations;
-    b.parents = parents;
-    return b;
-  }
-  void write() const {
-    for (std::size_t i = 0; i < locations.size(); ++i) {
-      rig.bytes.fill(locations[i], static_cast<std::uint32_t>(ids[i]), positions[i]);
-    }
-  }
+  Batch batch() const { return with(rig.batch()); }
+  void write() const { rig.write_bytes(*this); }
 };
 
 class Formats : public ::testing::TestWithParam<Format> {};

@@ -98,7 +98,8 @@ TEST(FileSink, LinesLieWithinPages) {
   const TempFile file;
   {
     FileSink sink(file.path);
-    for (int i = 0; i < 200; ++i) sink.write("{\"i\":\"" + std::string(i * 7, 'y') + "\"}");
+    for (int i = 0; i < 200; ++i)
+      sink.write("{\"i\":\"" + std::string(static_cast<std::size_t>(i) * 7, 'y') + "\"}");
     ASSERT_TRUE(sink.flush(10s));
   }
   const std::string text = file.text();

@@ -47,22 +47,13 @@ struct Drill {
   std::vector<Violation> step() {
     rig.map(1, 3, {6});
     rig.map(2, 2, {12});
-    std::vector<std::int64_t> ids = {Rig::token_of(1, 3), Rig::token_of(2, 2)}, positions = {3, 2};
-    const std::vector<std::int64_t> rows = {1, 2}, prefix = {3, 2}, extend = {1, 1}, out = {6, 12};
-    const std::vector<Owner> owners = {1, 2};
-    Batch b = rig.batch();
-    b.rows = rows;
-    b.owners = owners;
-    b.prefix_lens = prefix;
-    b.extend_lens = extend;
-    b.input_ids = ids;
-    b.positions = positions;
-    b.out_cache_loc = out;
-    done = injector.before_step(b, ids, positions);
+    Rig::Forward f;
+    f.add(1, 3, {6});
+    f.add(2, 2, {12});
+    const Batch b = f.with(rig.batch());
+    done = injector.before_step(b, f.ids, f.positions);
     rig.monitor.begin_step(b);
-    for (std::size_t i = 0; i < 2; ++i) {
-      rig.bytes.fill(out[i], static_cast<std::uint32_t>(ids[i]), positions[i]);
-    }
+    rig.write_bytes(f);
     rig.monitor.end_step(b);
     in_step = rig.monitor.poll();
     for (const Injected& i : injector.after_step(b)) done.push_back(i);

@@ -102,42 +102,52 @@ struct Rig {
     return b;
   }
 
-  /// What the forward of one request hands over; tokens are the owner's own unless given.
+  /// What a forward hands over, request by request; tokens are the owner's own unless given.
   struct Forward {
-    std::vector<std::int64_t> rows, prefix, extend, ids, positions, locations, valid;
+    std::vector<std::int64_t> rows, prefix, extend, ids, positions, locations, parents, valid;
     std::vector<Owner> owners;
     Batch batch;
+
+    void add(Owner owner, std::int64_t first, const Slots& slots,
+             const std::vector<std::int64_t>& tokens = {}) {
+      rows.push_back(owner);
+      owners.push_back(owner);
+      prefix.push_back(first);
+      extend.push_back(std::ssize(slots));
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        const std::int64_t position = first + static_cast<std::int64_t>(i);
+        positions.push_back(position);
+        ids.push_back(i < tokens.size() ? tokens[i] : token_of(owner, position));
+        locations.push_back(slots[i]);
+      }
+    }
+    /// `b` with these arrays, as long as they live and stay.
+    Batch with(Batch b) const {
+      b.rows = rows;
+      b.owners = owners;
+      b.prefix_lens = prefix;
+      b.extend_lens = extend;
+      b.input_ids = ids;
+      b.positions = positions;
+      b.out_cache_loc = locations;
+      b.parents = parents;
+      b.valid_lens = valid;
+      return b;
+    }
   };
   Forward forward(Owner owner, std::int64_t prefix, const Slots& slots,
-                  std::vector<std::int64_t> ids = {}) const {
+                  const std::vector<std::int64_t>& ids = {}) const {
     Forward f;
-    f.rows = {static_cast<std::int64_t>(owner)};
-    f.owners = {owner};
-    f.prefix = {prefix};
-    f.extend = {static_cast<std::int64_t>(slots.size())};
-    f.locations = slots;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      const std::int64_t position = prefix + static_cast<std::int64_t>(i);
-      f.positions.push_back(position);
-      f.ids.push_back(i < ids.size() ? ids[i]
-                                     : static_cast<std::int64_t>(token_of(owner, position)));
-    }
-    f.batch = batch();
-    f.batch.rows = f.rows;
-    f.batch.owners = f.owners;
-    f.batch.prefix_lens = f.prefix;
-    f.batch.extend_lens = f.extend;
-    f.batch.input_ids = f.ids;
-    f.batch.positions = f.positions;
-    f.batch.out_cache_loc = f.locations;
+    f.add(owner, prefix, slots, ids);
+    f.batch = f.with(batch());
     return f;
   }
 
   /// A whole forward: table, head, bytes, tail.
   void run(Owner owner, std::int64_t prefix, const Slots& slots,
-           std::vector<std::int64_t> ids = {}) {
+           const std::vector<std::int64_t>& ids = {}) {
     map(owner, prefix, slots);
-    const Forward f = forward(owner, prefix, slots, std::move(ids));
+    const Forward f = forward(owner, prefix, slots, ids);
     monitor.begin_step(f.batch);
     write_bytes(f);
     monitor.end_step(f.batch);

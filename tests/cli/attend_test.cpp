@@ -33,10 +33,7 @@ class Attend : public ::testing::Test {
     std::ofstream(path(name), std::ios::binary) << bytes;
   }
 
-  std::string read(const std::string& name) const {
-    std::ifstream in(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string read(const std::string& name) const { return cli::read(path(name)); }
 
   // The example, and each of its tensors as .npy.
   void make_example() const {

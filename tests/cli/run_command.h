@@ -7,11 +7,18 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 
 namespace serinus::cli {
+
+/// The bytes of a file; none where there is none.
+inline std::string read(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 struct CommandResult {
   int exit_code = -1;  ///< -1: ended by a signal
@@ -35,8 +42,7 @@ inline CommandResult run_command(const std::string& arguments) {
     r.out.append(buffer.data(), n);
   const int status = pclose(pipe);
   if (WIFEXITED(status)) r.exit_code = WEXITSTATUS(status);
-  std::ifstream err(err_file);
-  r.err.assign(std::istreambuf_iterator<char>(err), {});
+  r.err = read(err_file);
   unlink(err_file.c_str());
   return r;
 }

@@ -61,8 +61,7 @@ TEST(ScenarioCommand, AMalformedFileGivesThreeAndNamesFileLineAndField) {
 TEST(TraceGenCommand, WritesAWholeTraceOrNone) {
   const std::string file = testing::TempDir() + "generated.jsonl";
   EXPECT_EQ(run_command("trace-gen --requests 3 --seed 9 -o '" + file + "'").exit_code, 0);
-  std::ifstream in(file);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string text = read(file);
   EXPECT_EQ(run_command("trace-gen --requests 3 --seed 9").out, text);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
   std::filesystem::remove(file);

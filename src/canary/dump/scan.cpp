@@ -10,6 +10,7 @@
 #include <serinus/canary_dump.h>
 #include <serinus/canary_sglang.h>
 
+#include "canary/serinus/judge.h"
 #include "canary/serinus/pool.h"
 #include "canary/sglang/hash.h"
 #include "canary/sglang/kv_runs.h"
@@ -106,16 +107,7 @@ class Scanner {
       v.stored_digest = static_cast<std::uint64_t>(s.real_kv_hash);
       return;
     }
-    if (r != Record{}) {
-      v.stored_position = r.position;
-      v.stored_token = r.token;
-    }
-    v.stored_chain = r.chain;
-    v.stored_digest = r.kv_digest;
-    v.stored_owner = r.owner;
-    v.stored_generation = r.generation;
-    v.expected_owner = p.ledger[i].owner;
-    v.expected_generation = p.ledger[i].generation;
+    describe_slot(r, p.ledger[i], v);
   }
 
   /// The last events of each slot at fault, in one pass a pool.

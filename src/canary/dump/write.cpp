@@ -1,14 +1,10 @@
 // From a Monitor to a file.
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
 #include <serinus/version.h>
 
 #include "base/raise.h"
+#include "base/whole_file.h"
 #include "canary/dump/format.h"
 
 namespace serinus::canary {
@@ -17,27 +13,17 @@ namespace {
 
 using dump::Checksum;
 
-/// `path`.partial until it is whole.
+/// Sums up what it writes; the sum ends the file.
 class Writer {
  public:
-  explicit Writer(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {
-    errno = 0;
-    out_.open(partial_, std::ios::binary | std::ios::trunc);
-    if (!out_) fail();
-  }
-  ~Writer() {
-    if (finished_) return;
-    out_.close();
-    std::error_code ignored;
-    std::filesystem::remove(partial_, ignored);
-  }
-  Writer(const Writer&) = delete;
-  Writer& operator=(const Writer&) = delete;
+  explicit Writer(std::string path)
+      : file_(std::move(path), [](const std::string& name, const std::string& why) {
+          raise(errors::Page::dump_not_written, {{"got", name}, {"why", why}});
+        }) {}
 
   void raw(const void* data, std::size_t n) {
     sum_.add(data, n);
-    errno = 0;
-    if (!out_.write(static_cast<const char*>(data), static_cast<std::streamsize>(n))) fail();
+    file_.write(data, n);
   }
   template <class T>
   void value(T v) {
@@ -55,30 +41,13 @@ class Writer {
 
   void finish() {
     const std::uint64_t sum = sum_.finish();
-    raw(&sum, sizeof sum);
-    errno = 0;
-    out_.close();
-    if (!out_) fail();
-    std::error_code failed;
-    std::filesystem::rename(partial_, path_, failed);
-    if (failed) {
-      errno = failed.value();
-      fail();
-    }
-    finished_ = true;
+    file_.write(&sum, sizeof sum);
+    file_.finish();
   }
 
  private:
-  [[noreturn]] void fail() const {
-    const std::string why =
-        errno != 0 ? std::generic_category().message(errno) : "the write failed";
-    raise(errors::Page::dump_not_written, {{"got", path_}, {"why", why}});
-  }
-
-  std::string path_, partial_;
-  std::ofstream out_;
+  WholeFile file_;
   Checksum sum_;
-  bool finished_ = false;
 };
 
 struct PoolPlan {

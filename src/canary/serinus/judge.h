@@ -15,6 +15,26 @@ SERINUS_HOST_DEVICE constexpr bool newer(std::uint32_t a, std::uint32_t b) noexc
   return static_cast<std::int32_t>(a - b) > 0;
 }
 
+SERINUS_HOST_DEVICE constexpr bool is_blank(const Record& r) noexcept {
+  return (r.token | r.position | r.owner | r.generation) == 0 && (r.chain | r.kv_digest) == 0;
+}
+
+/// What is stored at a slot and whose it is, for a report.
+template <class Report>
+SERINUS_HOST_DEVICE constexpr void describe_slot(const Record& r, const LedgerEntry& e,
+                                                 Report& report) noexcept {
+  if (!is_blank(r)) {
+    report.stored_position = r.position;
+    report.stored_token = r.token;
+  }
+  report.stored_chain = r.chain;
+  report.stored_digest = r.kv_digest;
+  report.stored_owner = r.owner;
+  report.stored_generation = r.generation;
+  report.expected_owner = e.owner;
+  report.expected_generation = e.generation;
+}
+
 /// The chain of the token before, where it can be relied on.
 struct ChainBefore {
   bool usable = false;

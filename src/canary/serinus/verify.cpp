@@ -628,18 +628,7 @@ Violation SerinusBackend::describe(int pool, std::int64_t slot, Moment moment,
   v.slot = slot;
   v.first_step = v.last_step = step;
   if (!p.has(slot)) return v;
-  const Record& r = p.records[slot];
-  const LedgerEntry& e = p.ledger[slot];
-  if (r != Record{}) {
-    v.stored_position = r.position;
-    v.stored_token = r.token;
-  }
-  v.stored_chain = r.chain;
-  v.stored_digest = r.kv_digest;
-  v.stored_owner = r.owner;
-  v.stored_generation = r.generation;
-  v.expected_owner = e.owner;
-  v.expected_generation = e.generation;
+  describe_slot(p.records[slot], p.ledger[slot], v);
   return v;
 }
 

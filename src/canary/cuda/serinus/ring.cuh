@@ -38,10 +38,6 @@ __device__ __forceinline__ void store_record(const PoolParams& p, std::int64_t s
   at[1] = make_uint4(static_cast<unsigned>(r.chain), static_cast<unsigned>(r.chain >> 32),
                      static_cast<unsigned>(r.kv_digest), static_cast<unsigned>(r.kv_digest >> 32));
 }
-__device__ __forceinline__ bool is_blank(const Record& r) {
-  return (r.token | r.position | r.owner | r.generation) == 0 && (r.chain | r.kv_digest) == 0;
-}
-
 __device__ __forceinline__ bool bit(const std::uint32_t* bits, std::int64_t slot) {
   return (bits[slot >> 5] >> (slot & 31) & 1u) != 0;
 }
@@ -79,16 +75,7 @@ __device__ inline Fault describe(const Record& r, const LedgerEntry& e, std::int
   f.reasons = reasons;
   f.moment = moment;
   f.slot = slot;
-  if (!is_blank(r)) {
-    f.stored_position = r.position;
-    f.stored_token = r.token;
-  }
-  f.stored_chain = r.chain;
-  f.stored_digest = r.kv_digest;
-  f.stored_owner = r.owner;
-  f.stored_generation = r.generation;
-  f.expected_owner = e.owner;
-  f.expected_generation = e.generation;
+  describe_slot(r, e, f);
   return f;
 }
 

@@ -1,0 +1,37 @@
+// A file that appears under its name only when it is whole: written beside it, then renamed.
+#pragma once
+
+#include <cstddef>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace serinus {
+
+class WholeFile {
+ public:
+  /// Raises the page that belongs to the file; must not return.
+  using Fail = void (*)(const std::string& path, const std::string& why);
+
+  /// Opens `path`.partial. Fails where that cannot be.
+  WholeFile(std::string path, Fail fail);
+  /// Removes what was written, unless finish() succeeded.
+  ~WholeFile();
+  WholeFile(const WholeFile&) = delete;
+  WholeFile& operator=(const WholeFile&) = delete;
+
+  void write(const void* bytes, std::size_t size);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Closes and renames. Fails where a byte could not be written.
+  void finish();
+
+ private:
+  void fail() const;
+
+  std::string path_, partial_;
+  Fail fail_;
+  std::ofstream out_;
+  bool finished_ = false;
+};
+
+}  // namespace serinus
