@@ -21,11 +21,6 @@
 #include "bench/figures.h"
 #include "sparse_mla/cpu/kernels.h"
 
-extern "C" {
-char* openblas_get_corename(void);
-void openblas_set_num_threads(int);
-}
-
 namespace {
 
 using namespace serinus;

@@ -19,7 +19,7 @@
 #include "cli/bench.h"
 #include "cli/fp8_gemm.h"
 #include "cli/gather_floor.h"
-#include "cli/whole_file.h"
+#include "cli/report_file.h"
 #include "gpu/device.h"
 #include "gpu/memory.h"
 
@@ -234,7 +234,7 @@ void print_row(const Json& j) {
 }
 
 void write_row(const std::string& dir, const Json& j) {
-  WholeFile file(dir + "/sparse_mla-" + j["name"].get<std::string>() + ".json");
+  ReportFile file(dir + "/sparse_mla-" + j["name"].get<std::string>() + ".json");
   file.write(j.dump() + "\n");
   file.finish();
 }

@@ -34,7 +34,7 @@ std::vector<canary::DumpRow> rows_of(engine::Engine& engine) {
 
 }  // namespace
 
-Bundle::Bundle(std::string folder)
+Bundle::Bundle(const std::string& folder)
     : folder_(made_folder(folder)),
       config_(folder_ + kBundleConfig),
       violations_(folder_ + kBundleViolations),

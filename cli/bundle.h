@@ -20,7 +20,7 @@ inline constexpr const char* kBundleSummary = "summary.json";
 class Bundle {
  public:
   /// Makes the folder, and opens its files, so that one that cannot be written is known at once.
-  explicit Bundle(std::string folder);
+  explicit Bundle(const std::string& folder);
 
   void add(const canary::Violation& v, const std::string& pool, int fault);
   /// Dumps records, ledger, events and the rows of the running requests as they are now; the KV

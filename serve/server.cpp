@@ -344,12 +344,12 @@ struct Server::Impl final : httplib::Server {
   }
 
   void answer(httplib::Response& out) const {
-    Response r = site.answer(*now_read);
+    const Response r = site.answer(*now_read);
     out.status = r.status;
-    out.set_content(std::move(r.body), r.type.c_str());
+    out.set_content(r.body, r.type);
     out.set_header("Accept-Ranges", "none");
-    for (const auto& [name, value] : security_headers()) out.set_header(name.c_str(), value);
-    for (const auto& [name, value] : r.headers) out.set_header(name.c_str(), value);
+    for (const auto& [name, value] : security_headers()) out.set_header(name, value);
+    for (const auto& [name, value] : r.headers) out.set_header(name, value);
   }
 
   bool process_and_close_socket(socket_t socket) override {

@@ -60,8 +60,10 @@ TEST(FindError, WhateverStandsBeforeIt) {
            "E       ValueError: kv must be contiguous",
            "{\"level\": \"error\", \"message\": \"kv must be contiguous\", \"rank\": 3}",
            "raise ValueError('kv must be contiguous')",
-           "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    "
-           "f(q, kv)\nValueError: kv must be contiguous",
+           R"(Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    f(q, kv)
+ValueError: kv must be contiguous)",
            "ValueError: kv must be\n contiguous",
        }) {
     EXPECT_EQ(found(text), want) << text;

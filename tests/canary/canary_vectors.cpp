@@ -1028,5 +1028,10 @@ std::filesystem::path default_file() {
 
 int main(int argc, char** argv) {
   using namespace serinus::canary::sglang;
-  return run_file(argc > 1 ? std::filesystem::path(argv[1]) : default_file());
+  try {
+    return run_file(argc > 1 ? std::filesystem::path(argv[1]) : default_file());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
 }

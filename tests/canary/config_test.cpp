@@ -9,6 +9,8 @@
 #include <serinus/canary_config.h>
 #include <serinus/error.h>
 
+#include "tests/canary/error_of.h"
+
 namespace serinus::canary {
 namespace {
 
@@ -19,16 +21,6 @@ Environment environment(const Variables& v) {
     const auto found = v.find(name);
     return found == v.end() ? nullptr : found->second.c_str();
   };
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.id() + " " + e.what();
-  }
-  return "no error";
 }
 
 std::string json_error(const std::string& json) {

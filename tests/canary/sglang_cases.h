@@ -148,6 +148,29 @@ inline std::vector<std::int32_t> flat(const std::vector<std::vector<std::int32_t
   return out;
 }
 
+/// The case as arguments; `cells` and `expected` hold the tables as they lie in memory.
+inline PlanInput input_of(PlanCase& c, std::vector<std::int32_t>& cells,
+                          std::vector<std::int32_t>& expected) {
+  oracle::Tables& t = c.tables;
+  cells = flat(t.req_to_token);
+  PlanInput in{.req_pool_indices = view(t.rows),
+               .prefix_lens = view(t.prefix_lens),
+               .extend_seq_lens = view(t.extend_lens),
+               .req_to_token = view(cells, static_cast<Int>(t.req_to_token.size()),
+                                    static_cast<Int>(t.req_to_token[0].size())),
+               .swa_window_size = t.window,
+               .verify_capacity = c.verify_capacity,
+               .kv_token_id_vs_position_offset = t.offset};
+  if (t.mapping) in.full_to_swa_index_mapping = view(*t.mapping);
+  if (t.expected) {
+    expected = flat(*t.expected);
+    in.req_to_verify_expected_tokens = view(expected, static_cast<Int>(t.expected->size()),
+                                            static_cast<Int>((*t.expected)[0].size()));
+    in.req_to_verify_expected_tokens_valid_lens = view(t.valid_lens);
+  }
+  return in;
+}
+
 inline PlanCase random_plan(Rng& rng, bool all_hostile) {
   PlanCase c{.verify_capacity = pick(rng, 1, 120), .write_capacity = pick(rng, 1, 12)};
   oracle::Tables& t = c.tables;

@@ -174,23 +174,8 @@ TEST(SglangRandom, VerifyOfManyEntriesDoesNotDependOnThreads) {
 
 std::string run(PlanCase c) {
   const oracle::Planned want = oracle::plan(c.tables, c.verify_capacity);
-  oracle::Tables& t = c.tables;
-  std::vector<std::int32_t> cells = flat(t.req_to_token);
-  std::vector<std::int32_t> expected = t.expected ? flat(*t.expected) : std::vector<std::int32_t>{};
-  PlanInput in{.req_pool_indices = view(t.rows),
-               .prefix_lens = view(t.prefix_lens),
-               .extend_seq_lens = view(t.extend_lens),
-               .req_to_token = view(cells, static_cast<Int>(t.req_to_token.size()),
-                                    static_cast<Int>(t.req_to_token[0].size())),
-               .swa_window_size = t.window,
-               .verify_capacity = c.verify_capacity,
-               .kv_token_id_vs_position_offset = t.offset};
-  if (t.mapping) in.full_to_swa_index_mapping = view(*t.mapping);
-  if (t.expected) {
-    in.req_to_verify_expected_tokens = view(expected, static_cast<Int>(t.expected->size()),
-                                            static_cast<Int>((*t.expected)[0].size()));
-    in.req_to_verify_expected_tokens_valid_lens = view(t.valid_lens);
-  }
+  std::vector<std::int32_t> cells, expected;
+  const PlanInput in = input_of(c, cells, expected);
   for (const int threads : {1, 2, 5}) {
     HostVerifyPlan verify_plan(c.verify_capacity);
     HostWritePlan write_plan(c.write_capacity);
@@ -199,7 +184,7 @@ std::string run(PlanCase c) {
     const bool fits = want.total <= c.verify_capacity;
     if (verify_plan.enable != (fits ? 1 : 0)) return "enable";
     if (verify_plan.num_valid != std::min(want.total, c.verify_capacity)) return "num_valid";
-    if (write_plan.num_valid_reqs != static_cast<std::int32_t>(t.rows.size()))
+    if (write_plan.num_valid_reqs != static_cast<std::int32_t>(c.tables.rows.size()))
       return "num_valid_reqs";
     const auto starts_with = [](const std::vector<Int>& all, const std::vector<Int>& start) {
       return std::equal(start.begin(), start.end(), all.begin());

@@ -6,18 +6,10 @@
 #include <serinus/canary_sglang_host.h>
 #include <serinus/error.h>
 
+#include "tests/canary/error_of.h"
+
 namespace serinus::canary::sglang {
 namespace {
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.id() + " " + e.what();
-  }
-  return "no error";
-}
 
 TEST(Capacities, RefuseWhatCannotBe) {
   CapacityInput in;

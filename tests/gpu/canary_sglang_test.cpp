@@ -199,28 +199,6 @@ std::string run(WriteCase c) {
   return difference(got, want);
 }
 
-PlanInput input_of(PlanCase& c, std::vector<std::int32_t>& cells,
-                   std::vector<std::int32_t>& expected) {
-  oracle::Tables& t = c.tables;
-  cells = flat(t.req_to_token);
-  PlanInput in{.req_pool_indices = view(t.rows),
-               .prefix_lens = view(t.prefix_lens),
-               .extend_seq_lens = view(t.extend_lens),
-               .req_to_token = view(cells, static_cast<Int>(t.req_to_token.size()),
-                                    static_cast<Int>(t.req_to_token[0].size())),
-               .swa_window_size = t.window,
-               .verify_capacity = c.verify_capacity,
-               .kv_token_id_vs_position_offset = t.offset};
-  if (t.mapping) in.full_to_swa_index_mapping = view(*t.mapping);
-  if (t.expected) {
-    expected = flat(*t.expected);
-    in.req_to_verify_expected_tokens = view(expected, static_cast<Int>(t.expected->size()),
-                                            static_cast<Int>((*t.expected)[0].size()));
-    in.req_to_verify_expected_tokens_valid_lens = view(t.valid_lens);
-  }
-  return in;
-}
-
 std::string run(PlanCase c) {
   std::vector<std::int32_t> cells, expected;
   const PlanInput in = input_of(c, cells, expected);

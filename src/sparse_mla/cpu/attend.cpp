@@ -22,13 +22,17 @@ class Scratch {
   Scratch(const Kernels& path, const Params& p)
       : keys_(kBlockRows * kKeyPitch),
         values_(kBlockRows / 2 * kValuePitch),
+        coarse_(kBlockRows / 4 * kValuePitch),
         high_(kBlockRows * kMaxGroupHeads),
-        low_(kBlockRows / 2 * kMaxGroupHeads),
+        low_(kBlockRows / 4 * kMaxGroupHeads),
+        low_step_(kMaxGroupHeads),
+        low_offset_(kMaxGroupHeads),
         scores_(kBlockRows * kMaxGroupHeads) {
     block.keys = keys_.get();
     block.values = values_.get();
+    block.coarse = p.p_bf16 ? nullptr : coarse_.get();
     block.row_bytes = static_cast<int>(p.d_qk);
-    weights = {high_.get(), p.p_bf16 ? nullptr : low_.get()};
+    weights = {high_.get(), p.p_bf16 ? nullptr : low_.get(), low_step_.get(), low_offset_.get()};
     const std::int64_t lanes = path.lanes;
     const std::int64_t padded_heads = (p.h_q + lanes - 1) / lanes * lanes;
     per_head_ = Aligned<float>(static_cast<std::size_t>(padded_heads * (3 + kDV + p.d_qk)));
@@ -62,7 +66,9 @@ class Scratch {
   Weights weights{};
 
  private:
-  Aligned<std::uint32_t> keys_, values_, high_, low_;
+  Aligned<std::uint32_t> keys_, values_, coarse_, high_, low_;
+  Aligned<float> low_step_;
+  Aligned<std::int32_t> low_offset_;
   Aligned<float> scores_, per_head_;
 };
 

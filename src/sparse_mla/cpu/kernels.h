@@ -18,7 +18,7 @@
 namespace serinus::sparse_mla {
 
 inline constexpr int kMaxDQk = 576;
-inline constexpr int kBlockRows = 96;    ///< KV rows converted at a time; even
+inline constexpr int kBlockRows = 96;    ///< KV rows converted at a time; a multiple of 4
 inline constexpr int kGroupVectors = 4;  ///< vectors of heads worked on at a time
 inline constexpr int kMaxLanes = 16;     ///< of any path
 inline constexpr int kMaxGroupHeads = kGroupVectors * kMaxLanes;
@@ -48,9 +48,13 @@ class Aligned {
 /// need `keys` alone.
 struct Block {
   int rows = 0;           ///< that count
-  int padded = 0;         ///< rows rounded up to an even number; the one beyond is zeros
+  int padded = 0;         ///< rows rounded up to a multiple of 4; those beyond are zeros
   std::uint32_t* keys;    ///< [rows][kKeyPitch] f32, or bf16 pairs of neighbouring columns
   std::uint32_t* values;  ///< [rows / 2][kValuePitch] bf16 pairs of neighbouring rows
+  /// [rows / 4][kValuePitch] the values again, of four rows, in 8 bits: 128 + value / coarse_step.
+  /// Null = not wanted.
+  std::uint32_t* coarse;
+  float coarse_step = 0;
   /// What will be loaded next. accumulate() fetches it into the cache as it goes: it has the most
   /// arithmetic to hide that behind.
   std::span<const std::uint8_t* const> upcoming;
@@ -78,7 +82,11 @@ inline void fetch_upcoming(const Block& block, int step, int steps) {
 /// The weights of a block: exp(logit - max) of each row and head.
 struct Weights {
   std::uint32_t* high;  ///< [rows][width] f32, or [rows / 2][width] bf16 pairs of neighbouring rows
-  std::uint32_t* low;   ///< bf16 pairs: what rounding to `high` left over; null = drop it
+  /// [rows / 4][width] what rounding to `high` left over, in steps of low_step: four neighbouring
+  /// rows, 8 bits each, signed. Null = drop it.
+  std::uint32_t* low;
+  float* low_step;           ///< [width]
+  std::int32_t* low_offset;  ///< [width] what 128 times all of `low` adds up to, negative
 };
 
 /// One group of heads of one token.
