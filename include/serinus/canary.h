@@ -20,6 +20,10 @@
 
 namespace serinus::canary {
 
+namespace cuda {
+struct DeviceBatch;  // canary_cuda.h
+}
+
 // ---------------------------------------------------------------- vocabulary
 
 enum class Format : std::uint8_t {
@@ -226,6 +230,7 @@ const char* name_of(PoolKind) noexcept;
 /// A pool of KV, described (never patched). The caller keeps all memory alive and at its place.
 struct PoolSpec {
   std::string name = "kv";
+  Device device{};  ///< where buffers and full_to_swa lie: a Monitor's pools all on one device
   PoolKind kind = PoolKind::full;
   KvLayout layout;
   int num_layers = 1;
@@ -234,8 +239,9 @@ struct PoolSpec {
   NullSlot null_slot = NullSlot::clean;
   std::int64_t window = 0;  ///< swa: tokens a layer looks back
   std::span<const std::int64_t>
-      full_to_swa;       ///< swa: slot of the full pool -> slot of this pool, 0 = evicted
-  int token_offset = 0;  ///< draft pools: slot p holds the KV of token p + 1
+      full_to_swa;                 ///< swa: slot of the full pool -> slot of this pool, 0 = evicted
+  int token_offset = 0;            ///< draft pools: slot p holds the KV of token p + 1
+  std::int64_t table_rows = 4096;  ///< cuda: rows of req_to_token that on_attach() may name
 };
 
 enum class Mode : std::uint8_t {
@@ -330,6 +336,9 @@ std::string to_text(const Stall& s, std::string_view pool_name);
 
 class FileSink;
 
+/// What slots_of() says of a cell that leads out of the pool.
+inline constexpr std::int64_t kNoSlot = -1;
+
 /// What the sweep of the sglang format walks: the engine's prefix tree, flattened.
 struct SweepEntry {
   std::int64_t slot = 0, position = 0, prev_slot = -1;
@@ -342,6 +351,14 @@ struct SweepEntry {
 /// a time (which may change, with a lock or a join in between), add_pool() and moves before the
 /// others begin. Several steps may be in flight: forwards of other requests may begin before this
 /// one ends, and violations may be polled steps later.
+///
+/// Pools on a GPU (PoolSpec::device; format serinus): announcements gather on the host and go along
+/// with the next step, in its stream; the moments are launches, which nothing waits for. So what is
+/// found arrives with a later poll(), Mode::raise throws at a later end_step(), and the seconds of
+/// stats() are the host's. flush(), detach_pool(), on_store() and all that reads raw state wait for
+/// the device. Streams may differ from step to step: a step waits, on the device, for those before
+/// it that brought announcements. Tables lie on the GPU; the other arrays of a Batch on the host,
+/// or all of them on the GPU, in a cuda::DeviceBatch. docs/design/canary_cuda.md has more.
 class Monitor {
  public:
   explicit Monitor(Options options);
@@ -393,13 +410,21 @@ class Monitor {
   void begin_step(const Batch& batch, Stream stream = {});  ///< head
   void end_step(const Batch& batch,
                 Stream stream = {});  ///< tail: verifies, then stamps; then sweeps
+  // Pools on a GPU, whose batch lies there, too. While `stream` is captured these two are launches
+  // into the graph, and nothing else.
+  void begin_step(const cuda::DeviceBatch& batch, Stream stream, std::span<const int> pools = {});
+  void end_step(const cuda::DeviceBatch& batch, Stream stream, std::span<const int> pools = {});
+  /// Before each launch of a graph that holds both: what was announced since, and the checks that
+  /// are due for it. Of `batch` it reads the tables.
+  void begin_replay(const cuda::DeviceBatch& batch, Stream stream, std::span<const int> pools = {});
+
   /// Verifies the cells [begin, end) of one request now, outside the budget, and the null slots.
   /// Only `pools`, the table and the expected tokens of `tables` are used; where it lists `owners`,
   /// the valid length of `owner` bounds the expected tokens, else all of the row counts as known.
   void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                  std::int64_t end, const Batch& tables);
+                  std::int64_t end, const Batch& tables, Stream stream = {});
   /// Stamps the batch's tokens outside a step: a write that lands late, or a lab's.
-  void stamp_now(const Batch& batch);
+  void stamp_now(const Batch& batch, Stream stream = {});
 
   // --- ranks: what one rank has cached for a request, without slot numbers
   /// Digest over the length and the stored chains of the first `length` cells.
@@ -434,9 +459,22 @@ class Monitor {
   /// Every violation is also written to `sink`, when it is first seen. Null: no more.
   void log_to(std::shared_ptr<FileSink> sink);
 
-  /// Raw state, for tests, dumps and fault injection.
+  /// Raw state, for tests, dumps and fault injection. Of a pool on a GPU: copies, good until the
+  /// next call.
   std::span<Record> records(int pool);
   std::span<LedgerEntry> ledger(int pool);
+  /// Puts a record where somebody else might have put it: the slot's seal and ledger stay. The slot
+  /// exists.
+  void set_record(int pool, std::int64_t slot, const Record& record);
+  /// Slots, in this pool, of the first `length` cells of a row; kNoSlot where a cell leads out of
+  /// it, 0 where it left the window. Shorter where the table is.
+  std::vector<std::int64_t> slots_of(int pool, std::int64_t row, std::int64_t length,
+                                     const TensorView& req_to_token) const;
+  /// The pool's table as it is now; empty for one that has none.
+  std::vector<std::int64_t> full_to_swa(int pool) const;
+  /// The slot's bytes as the layout names them: segment by segment, layer by layer. Empty with
+  /// Depth::none, and where there is no such slot.
+  std::vector<std::uint8_t> slot_bytes(int pool, std::int64_t slot) const;
   /// num_sources(pool) words a slot; empty unless Options::source_digests.
   std::span<std::uint32_t> source_digests(int pool);
   /// Of the null slot's bytes when the pool was attached; 0 where they are not digested.

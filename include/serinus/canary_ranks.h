@@ -40,10 +40,10 @@ void check_transfer(const TransferTerms& mine, const TransferTerms& theirs);
 
 /// What one rank has cached for one request, without slot numbers: 32 bytes.
 struct RequestDigest {
-  std::uint32_t version = 1;  ///< of this struct
+  std::uint32_t version = 2;  ///< of this struct
   Owner owner = 0;
   std::int64_t length = 0;  ///< tokens
-  std::uint64_t chain = 0;  ///< of the last token: over all tokens and positions
+  std::uint64_t chain = 0;  ///< over the stored chains of all tokens: a wrong record anywhere shows
   std::uint64_t kv = 0;     ///< over the stored digests of all tokens, in order
   friend bool operator==(const RequestDigest&, const RequestDigest&) = default;
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <serinus/canary.h>
+#include <serinus/canary_cuda.h>
 
 #include "canary/reporter.h"
 #include "canary/tables.h"
@@ -39,17 +40,40 @@ class Backend {
                        std::span<const std::int64_t> slots, Owner owner,
                        std::span<const std::uint32_t> source_digests) = 0;
 
-  virtual void head(const Batch& batch) = 0;
-  virtual void tail(const Batch& batch) = 0;
-  virtual void sweep() = 0;
+  virtual void head(const Batch& batch, Stream stream) = 0;
+  virtual void tail(const Batch& batch, Stream stream) = 0;
+  virtual void sweep(Stream stream) = 0;
   virtual void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                          std::int64_t end, const Batch& tables) = 0;
-  virtual void stamp(const Batch& batch) = 0;
+                          std::int64_t end, const Batch& tables, Stream stream) = 0;
+  virtual void stamp(const Batch& batch, Stream stream) = 0;
   virtual void flush() = 0;
   virtual std::uint64_t request_digest(std::int64_t row, std::int64_t length,
                                        const Batch& tables) const = 0;
 
+  // --- pools on a GPU
+  /// Batches whose arrays lie there; refused for pools on the CPU.
+  virtual void head(const cuda::DeviceBatch&, std::span<const int> pools, Stream);
+  virtual void tail(const cuda::DeviceBatch&, std::span<const int> pools, Stream);
+  /// What was announced and what is due for it, before a graph that holds the moments.
+  virtual void catch_up(const cuda::DeviceBatch&, std::span<const int> pools, Stream);
+  /// Launches into this stream become part of a graph.
+  virtual bool is_captured(Stream) const { return false; }
+  /// Takes what the device found since, if it is there already. From any thread, as the next two.
+  virtual void drain() {}
+  /// Steps that the device has ended, as far as drain() knows.
+  virtual std::uint64_t device_steps() const { return 0; }
+  virtual void add_device_counts(Stats&) const {}
+
   virtual std::span<Record> records(int pool) = 0;
+  virtual void set_record(int pool, std::int64_t slot, const Record& record) {
+    records(pool)[static_cast<std::size_t>(slot)] = record;
+  }
+  /// The first `length` cells of a row of a table, as far as there are any.
+  virtual std::vector<std::int32_t> cells(const TensorView& table, std::int64_t row,
+                                          std::int64_t length) const;
+  /// What the host cannot read where the PoolSpec says that it lies: copies of it.
+  virtual std::vector<std::int64_t> full_to_swa(int) const { return {}; }
+  virtual std::vector<std::uint8_t> slot_bytes(int, std::int64_t) const { return {}; }
   virtual std::span<LedgerEntry> ledger(int pool) = 0;
   virtual std::span<std::uint32_t> source_digests(int) { return {}; }
   virtual std::uint64_t null_digest(int) const { return 0; }
@@ -76,5 +100,8 @@ class Backend {
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter);
 std::unique_ptr<Backend> make_sglang_backend(const Options& options, Reporter& reporter);
+/// The serinus format on a GPU: all its pools lie there.
+std::unique_ptr<Backend> make_cuda_backend(const Options& options, Reporter& reporter,
+                                           Device device);
 
 }  // namespace serinus::canary

@@ -33,7 +33,8 @@ void EventLog::add(int pool, LedgerEventKind kind, std::span<const std::int64_t>
   }
 }
 
-std::vector<LedgerEvent> EventLog::last(int pool, std::int64_t slot, std::size_t n) const {
+std::vector<LedgerEvent> EventLog::last(int pool, std::int64_t slot, std::size_t n,
+                                        std::uint64_t step) const {
   std::vector<LedgerEvent> found;
   if (capacity_ == 0) return found;
   const std::lock_guard lock(mutex_);
@@ -45,7 +46,7 @@ std::vector<LedgerEvent> EventLog::last(int pool, std::int64_t slot, std::size_t
     if (age >= ring.entries.size()) break;
     const Entry& e = ring.entries[(ring.count - 1 - age) % capacity_];
     if (e.slot != slot) break;
-    found.push_back(e.event);
+    if (e.event.step <= step) found.push_back(e.event);
     number = e.before;
   }
   std::reverse(found.begin(), found.end());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -30,8 +31,10 @@ class EventLog {
   void add(int pool, LedgerEventKind kind, std::span<const std::int64_t> slots, Owner owner,
            std::uint64_t step, std::int64_t peer = -1, std::span<const std::int64_t> peers = {});
 
-  /// The last events of a slot, at most `n`, oldest first.
-  std::vector<LedgerEvent> last(int pool, std::int64_t slot, std::size_t n) const;
+  /// The last events of a slot up to a step, at most `n`, oldest first.
+  std::vector<LedgerEvent> last(
+      int pool, std::int64_t slot, std::size_t n,
+      std::uint64_t step = std::numeric_limits<std::uint64_t>::max()) const;
   /// All that the ring holds, oldest first, with the slot.
   std::vector<std::pair<std::int64_t, LedgerEvent>> all(int pool) const;
 

@@ -5,6 +5,7 @@
 #include <serinus/canary_inject.h>
 #include <serinus/log.h>
 
+#include "base/checks.h"
 #include "base/raise.h"
 #include "canary/tables.h"
 
@@ -90,7 +91,13 @@ void Injector::flip(std::vector<Injected>& done, Perturbation p, const Cell& at)
 
 std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::int64_t> input_ids,
                                             std::span<std::int64_t> positions) {
-  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()));
+  const Device device = monitor_.pool(options_.pool).device;
+  if (device.type != DeviceType::cpu) {
+    raise(errors::Page::canary_not_on_a_gpu, {{"argument", "pool"},
+                                              {"device", device_string(device)},
+                                              {"got", "faults on purpose (Injector)"}});
+  }
+  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()), device);
   std::vector<Injected> done;
   const std::vector<Cell> cells = active_cells(batch);
   if (draw(Perturbation::req_to_token) && cells.size() >= 2) {
@@ -127,8 +134,9 @@ std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::i
   if (draw(Perturbation::record) && !cells.empty()) {
     const Cell& c = cells[pick(cells.size())];
     const auto bit = static_cast<std::int64_t>(pick(64));
-    std::uint64_t& chain = monitor_.records(options_.pool)[static_cast<std::size_t>(c.slot)].chain;
-    chain ^= std::uint64_t{1} << bit;
+    Record r = monitor_.records(options_.pool)[static_cast<std::size_t>(c.slot)];
+    r.chain ^= std::uint64_t{1} << bit;
+    monitor_.set_record(options_.pool, c.slot, r);
     done.push_back({Perturbation::record, step_, options_.pool, c.slot, c.row, c.cell, 0, bit});
     tell(done.back());
   }
@@ -152,7 +160,7 @@ std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::i
 }
 
 std::vector<Injected> Injector::after_step(const Batch& batch) {
-  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()));
+  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()), device);
   std::vector<Injected> done;
   if (draw(Perturbation::kv_post_forward)) {
     const PoolSpec& spec = monitor_.pool(options_.pool);

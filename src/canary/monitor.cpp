@@ -8,6 +8,7 @@
 
 #include <serinus/log.h>
 
+#include "base/checks.h"
 #include "base/raise.h"
 #include "canary/backend.h"
 #include "canary/event_log.h"
@@ -63,6 +64,11 @@ void check_pool(const PoolSpec& p, const Options& options) {
   }
 }
 
+[[noreturn]] void refuse_device_batch() {
+  raise(errors::Page::canary_table,
+        {{"name", "batch"}, {"device", "cpu"}, {"got", "a batch on a GPU"}});
+}
+
 }  // namespace
 
 struct Monitor::Impl {
@@ -77,6 +83,26 @@ struct Monitor::Impl {
   }
 
   bool on() const noexcept { return backend != nullptr; }
+  bool on_gpu() const noexcept { return device.type == DeviceType::cuda; }
+
+  /// The first pool says where all of them lie.
+  void choose_device(const PoolSpec& spec) {
+    if (spec.device == device) return;
+    if (!pools.empty()) {
+      raise(errors::Page::canary_pool,
+            {{"name", spec.name},
+             {"got", "it lies on " + device_string(spec.device) + ", this monitor's pools on " +
+                         device_string(device)}});
+    }
+    if (on() && options.format != Format::serinus) {
+      raise(errors::Page::canary_not_on_a_gpu,
+            {{"argument", "pool"},
+             {"device", device_string(spec.device)},
+             {"got", "records of format sglang (canary_sglang.h has functions for them)"}});
+    }
+    if (on()) backend = make_cuda_backend(options, reporter, spec.device);
+    device = spec.device;
+  }
 
   void check_pool_number(int pool) const {
     if (pool < 0 || static_cast<std::size_t>(pool) >= pools.size() ||
@@ -86,7 +112,7 @@ struct Monitor::Impl {
     }
   }
   void check(const Batch& batch) const {
-    check_batch(batch, pools.size());
+    check_batch(batch, pools.size(), device);
     if (detached.empty()) return;
     for (const int pool : batch.pools) check_pool_number(pool);
   }
@@ -125,6 +151,21 @@ struct Monitor::Impl {
               .count();
     }
     publish();
+  }
+
+  /// After the tail: the sweep, and what a step ends with.
+  void end_step(Stream stream) {
+    const std::uint64_t sweeps = backend->stats.sweeps;
+    timed(Moment::sweep, [&] {
+      backend->sweep(stream);
+      step_ended();
+    });
+    // The serinus format sweeps a part at every step; the sglang format all, now and then.
+    if (options.format == Format::serinus || backend->stats.sweeps != sweeps) {
+      looked(Moment::sweep, {});
+    }
+    tell_stalls();
+    throw_if_asked();
   }
 
   void publish() {
@@ -168,13 +209,33 @@ struct Monitor::Impl {
 
   static constexpr std::uint64_t kHealthEvery = 64;  // announcements between looks, beside steps
 
+  void check_pools(std::span<const int> named) const {
+    for (const int pool : named) check_pool_number(pool);
+  }
+
+  void step_ended() {
+    ++backend->step;
+    ++backend->stats.steps;
+  }
+
+  void throw_if_asked() {
+    if (options.mode != Mode::raise) return;
+    backend->drain();
+    const std::string first = reporter.first_since_last_call();
+    constexpr std::string_view kBeginning = "kv-canary violation: ";  // of to_text() and the page
+    if (first.empty()) return;
+    raise(errors::Page::canary_violation, {{"got", first.substr(kBeginning.size())}});
+  }
+
   Options options;
+  Device device{};
   EventLog events;
   Reporter reporter;
   std::deque<PoolSpec> pools;
   std::vector<int> detached;
   std::unique_ptr<Backend> backend;
   std::uint64_t announcements = 0;
+  std::uint64_t seen_device_steps = 0;
   mutable std::mutex mutex;  // of what follows
   HealthWatch health;
   std::uint64_t published_step = 0;
@@ -208,6 +269,7 @@ int Monitor::add_pool(PoolSpec spec) {
       }
     }
   }
+  impl_->choose_device(spec);
   impl_->events.add_pool(spec.num_slots);
   impl_->pools.push_back(std::move(spec));
   try {
@@ -302,48 +364,99 @@ void Monitor::on_load(int pool, std::span<const Record> records,
   impl_->backend->on_load(pool, records, slots, owner, source_digests);
 }
 
-void Monitor::begin_step(const Batch& batch, Stream) {
+void Monitor::begin_step(const Batch& batch, Stream stream) {
   impl_->check(batch);
   if (!impl_->on()) return;
-  impl_->timed(Moment::head, [&] { impl_->backend->head(batch); });
+  impl_->timed(Moment::head, [&] { impl_->backend->head(batch, stream); });
   impl_->looked(Moment::head, batch.pools);
 }
 
-void Monitor::end_step(const Batch& batch, Stream) {
+void Monitor::end_step(const Batch& batch, Stream stream) {
   impl_->check(batch);
   if (!impl_->on()) return;
-  impl_->timed(Moment::tail, [&] { impl_->backend->tail(batch); });
+  impl_->timed(Moment::tail, [&] { impl_->backend->tail(batch, stream); });
   impl_->looked(Moment::tail, batch.pools);
-  const std::uint64_t sweeps = impl_->backend->stats.sweeps;
-  impl_->timed(Moment::sweep, [&] {
-    impl_->backend->sweep();
-    ++impl_->backend->step;
-    ++impl_->backend->stats.steps;
-  });
-  // The serinus format sweeps a part at every step; the sglang format all, now and then.
-  if (impl_->options.format == Format::serinus || impl_->backend->stats.sweeps != sweeps) {
-    impl_->looked(Moment::sweep, {});
+  impl_->end_step(stream);
+}
+
+void Monitor::begin_step(const cuda::DeviceBatch& batch, Stream stream,
+                         std::span<const int> pools) {
+  impl_->check_pools(pools);
+  if (!impl_->on()) return;
+  if (impl_->backend->is_captured(stream)) {
+    impl_->backend->head(batch, pools, stream);
+    return;
   }
-  impl_->tell_stalls();
-  if (impl_->options.mode != Mode::raise) return;
-  const std::string first = impl_->reporter.first_since_last_call();
-  constexpr std::string_view kBeginning = "kv-canary violation: ";  // of to_text() and of the page
-  if (!first.empty())
-    raise(errors::Page::canary_violation, {{"got", first.substr(kBeginning.size())}});
+  impl_->timed(Moment::head, [&] { impl_->backend->head(batch, pools, stream); });
+  impl_->looked(Moment::head, pools);
+}
+
+void Monitor::end_step(const cuda::DeviceBatch& batch, Stream stream, std::span<const int> pools) {
+  impl_->check_pools(pools);
+  if (!impl_->on()) return;
+  if (impl_->backend->is_captured(stream)) {
+    impl_->backend->tail(batch, pools, stream);
+    impl_->backend->sweep(stream);
+    return;
+  }
+  impl_->timed(Moment::tail, [&] { impl_->backend->tail(batch, pools, stream); });
+  impl_->looked(Moment::tail, pools);
+  impl_->end_step(stream);
+}
+
+void Monitor::begin_replay(const cuda::DeviceBatch& batch, Stream stream,
+                           std::span<const int> pools) {
+  impl_->check_pools(pools);
+  if (!impl_->on()) return;
+  Impl& m = *impl_;
+  m.timed(Moment::head, [&] { m.backend->catch_up(batch, pools, stream); });
+  // Only the device knows whether the graph still holds the moments.
+  m.backend->drain();
+  const std::uint64_t steps = m.backend->device_steps();
+  if (std::exchange(m.seen_device_steps, steps) != steps) {
+    m.looked(Moment::head, pools);
+    m.looked(Moment::tail, pools);
+    m.looked(Moment::sweep, {});
+  }
+  m.step_ended();
+  m.tell_stalls();
+  m.throw_if_asked();
 }
 
 void Monitor::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                         std::int64_t end, const Batch& tables) {
+                         std::int64_t end, const Batch& tables, Stream stream) {
   impl_->check(tables);
   if (!impl_->on()) return;
-  impl_->timed(moment, [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables); });
+  impl_->timed(moment,
+               [&] { impl_->backend->verify_now(moment, owner, row, begin, end, tables, stream); });
 }
 
-void Monitor::stamp_now(const Batch& batch) {
+void Monitor::stamp_now(const Batch& batch, Stream stream) {
   impl_->check(batch);
   if (!impl_->on()) return;
-  impl_->backend->stamp(batch);
+  impl_->backend->stamp(batch, stream);
   impl_->publish();
+}
+
+void Backend::head(const cuda::DeviceBatch&, std::span<const int>, Stream) {
+  refuse_device_batch();
+}
+void Backend::tail(const cuda::DeviceBatch&, std::span<const int>, Stream) {
+  refuse_device_batch();
+}
+void Backend::catch_up(const cuda::DeviceBatch&, std::span<const int>, Stream) {
+  refuse_device_batch();
+}
+
+std::vector<std::int32_t> Backend::cells(const TensorView& view, std::int64_t row,
+                                         std::int64_t length) const {
+  const Table table = table_of(view, "req_to_token");
+  std::vector<std::int32_t> cells;
+  if (!table.has_row(row)) return cells;
+  for (std::int64_t i = 0; i < std::min(length, table.columns); ++i) {
+    cells.push_back(table.at(row, i));
+  }
+  return cells;
 }
 
 std::uint64_t Monitor::request_digest(std::int64_t row, std::int64_t length,
@@ -371,6 +484,7 @@ void Monitor::on_rank_digests(Owner owner, std::int64_t row,
 }
 
 std::vector<Violation> Monitor::poll() {
+  if (impl_->on()) impl_->backend->drain();
   return impl_->reporter.take();
 }
 
@@ -381,6 +495,7 @@ void Monitor::flush() {
 }
 
 Monitor::Tainted Monitor::tainted() {
+  if (impl_->on()) impl_->backend->drain();
   return impl_->reporter.take_tainted();
 }
 
@@ -404,6 +519,7 @@ Stats Monitor::stats() const {
     const std::lock_guard lock(impl_->mutex);
     s = impl_->published;
   }
+  if (impl_->on()) impl_->backend->add_device_counts(s);
   const Reporter::Counts counts = impl_->reporter.counts();
   s.violations = counts.violations;
   s.sightings = counts.sightings;
@@ -431,6 +547,52 @@ std::span<Record> Monitor::records(int pool) {
 std::span<LedgerEntry> Monitor::ledger(int pool) {
   impl_->check_pool_number(pool);
   return impl_->on() ? impl_->backend->ledger(pool) : std::span<LedgerEntry>{};
+}
+
+void Monitor::set_record(int pool, std::int64_t slot, const Record& record) {
+  impl_->check_pool_number(pool);
+  if (impl_->on()) impl_->backend->set_record(pool, slot, record);
+}
+
+std::vector<std::int64_t> Monitor::slots_of(int pool, std::int64_t row, std::int64_t length,
+                                            const TensorView& req_to_token) const {
+  impl_->check_pool_number(pool);
+  std::vector<std::int64_t> slots;
+  if (!impl_->on()) return slots;
+  const PoolSpec& spec = this->pool(pool);
+  const std::vector<std::int64_t> swa = full_to_swa(pool);
+  for (const std::int64_t location : impl_->backend->cells(req_to_token, row, length)) {
+    std::int64_t slot = location;
+    if (!swa.empty()) {
+      const bool inside = slot >= 0 && slot < std::ssize(swa);
+      slot = inside ? swa[static_cast<std::size_t>(slot)] : kNoSlot;
+    }
+    slots.push_back(slot >= 0 && slot < spec.num_slots ? slot : kNoSlot);
+  }
+  return slots;
+}
+
+std::vector<std::int64_t> Monitor::full_to_swa(int pool) const {
+  const PoolSpec& spec = this->pool(pool);
+  if (spec.kind != PoolKind::swa) return {};
+  if (impl_->on() && impl_->on_gpu()) return impl_->backend->full_to_swa(pool);
+  return {spec.full_to_swa.begin(), spec.full_to_swa.end()};
+}
+
+std::vector<std::uint8_t> Monitor::slot_bytes(int pool, std::int64_t slot) const {
+  const PoolSpec& spec = this->pool(pool);
+  if (!impl_->on() || impl_->options.depth == Depth::none || slot < 0 || slot >= spec.num_slots) {
+    return {};
+  }
+  if (impl_->on_gpu()) return impl_->backend->slot_bytes(pool, slot);
+  std::vector<std::uint8_t> bytes;
+  const std::int64_t page = spec.layout.page_size;
+  for (const Source& s : sources_of(spec.layout, spec.num_layers, spec.buffers)) {
+    const std::uint8_t* const at =
+        s.base + slot / page * s.page_stride + s.offset + slot % page * s.token_stride;
+    bytes.insert(bytes.end(), at, at + s.bytes);
+  }
+  return bytes;
 }
 
 std::span<std::uint32_t> Monitor::source_digests(int pool) {

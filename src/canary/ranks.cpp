@@ -12,7 +12,6 @@
 
 #include "base/raise.h"
 #include "canary/serinus/hash.h"
-#include "canary/tables.h"
 
 namespace serinus::canary {
 
@@ -82,28 +81,21 @@ void check_transfer(const TransferTerms& mine, const TransferTerms& theirs) {
 
 RequestDigest request_digest(Monitor& monitor, int pool, Owner owner, std::int64_t row,
                              std::int64_t length, const TensorView& req_to_token) {
-  const Table table = table_of(req_to_token, "req_to_token");
   const PoolSpec& spec = monitor.pool(pool);
+  const std::vector<std::int64_t> slots = monitor.slots_of(pool, row, length, req_to_token);
   const std::span<const Record> records = monitor.records(pool);
   RequestDigest d;
   d.owner = owner;
   d.length = length;
-  if (!table.has_row(row)) return d;
-  const bool mapped = spec.kind == PoolKind::swa && !spec.full_to_swa.empty();
-  for (std::int64_t cell = 0; cell < std::min(length, table.columns); ++cell) {
-    std::int64_t slot = table.at(row, cell);
-    if (mapped) {
-      const bool inside = slot >= 0 && slot < std::ssize(spec.full_to_swa);
-      slot = inside ? spec.full_to_swa[static_cast<std::size_t>(slot)] : -1;
-    }
+  for (std::size_t cell = 0; cell < slots.size(); ++cell) {
+    const std::int64_t slot = slots[cell];
     if (spec.kind == PoolKind::swa && slot == 0) continue;  // evicted from the window
-    const Record r = slot >= 0 && slot < std::ssize(records)
-                         ? records[static_cast<std::size_t>(slot)]
-                         : Record{};
-    d.chain = monitor.options().format == Format::serinus || r == Record{}
-                  ? r.chain
-                  : sglang::chain_hash(std::bit_cast<sglang::Record>(r));
-    d.kv = hash::mix64(d.kv ^ hash::mix64(r.kv_digest + static_cast<std::uint64_t>(cell)));
+    const Record r = slot != kNoSlot ? records[static_cast<std::size_t>(slot)] : Record{};
+    const std::uint64_t chain = monitor.options().format == Format::serinus || r == Record{}
+                                    ? r.chain
+                                    : sglang::chain_hash(std::bit_cast<sglang::Record>(r));
+    d.chain = hash::mix64(d.chain ^ hash::mix64(chain + cell));
+    d.kv = hash::mix64(d.kv ^ hash::mix64(r.kv_digest + cell));
   }
   return d;
 }

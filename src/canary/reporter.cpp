@@ -36,7 +36,7 @@ void fill_in(Violation& known, const Violation& v) {
 void merge(Violation& known, const Violation& v) {
   known.reasons |= v.reasons;
   known.last_step = v.last_step;
-  ++known.count;
+  known.count += v.count;
   fill_in(known, v);
 }
 
@@ -45,7 +45,7 @@ void merge(Violation& known, const Violation& v) {
 Violation told_again(const Violation& known, Violation v) {
   v.reasons |= known.reasons;
   v.first_step = known.first_step;
-  v.count = known.count + 1;
+  v.count += known.count;
   fill_in(v, known);
   return v;
 }
@@ -84,7 +84,7 @@ void Reporter::report(Violation v, std::uint64_t life) {
   std::string line;
   {
     const std::lock_guard lock(mutex_);
-    ++counts_.sightings;
+    counts_.sightings += v.count;
     taint(v);
     const Key key{v.slot, life, v.pool};
     auto found = seen_.find(key);
@@ -99,7 +99,7 @@ void Reporter::report(Violation v, std::uint64_t life) {
       }
       ++counts_.violations;
       count(v.pool, v.reasons);
-      v.events = events_.last(v.pool, v.slot, kEventsInAViolation);
+      v.events = events_.last(v.pool, v.slot, kEventsInAViolation, v.first_step);
       seen_.emplace(key, Seen{v, round_, pending_.size()});
       pending_.push_back(v);
       const std::string& pool = pool_names_[static_cast<std::size_t>(v.pool)];
@@ -114,7 +114,7 @@ void Reporter::report(Violation v, std::uint64_t life) {
                                         ~static_cast<std::uint32_t>(s.violation.reasons)));
       const bool waits = s.round == round_;
       if (more && !waits && pending_.size() < capacity_) {
-        v.events = events_.last(v.pool, v.slot, kEventsInAViolation);
+        v.events = events_.last(v.pool, v.slot, kEventsInAViolation, v.last_step);
         s = {told_again(s.violation, std::move(v)), round_, pending_.size()};
         pending_.push_back(s.violation);
       } else {

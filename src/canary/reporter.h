@@ -23,7 +23,8 @@ class Reporter {
   void add_pool_name(std::string name);
   void log_to(std::shared_ptr<FileSink> sink);
 
-  /// `life` tells faults at one slot apart (generation; row and cell where there is no slot). A
+  /// `v.count` sightings. `life` tells faults at one slot apart (generation; row and cell where
+  /// there is no slot). A
   /// fault that is known already only counts up; one that shows a new reason after it was taken is
   /// handed out again with all its reasons.
   void report(Violation v, std::uint64_t life);

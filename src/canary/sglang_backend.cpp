@@ -171,14 +171,14 @@ class SglangBackend final : public Backend {
     }
   }
 
-  void head(const Batch& batch) override {
+  void head(const Batch& batch, Stream) override {
     each_pool(batch, [&](int pool) {
       plan(pool, batch);
       verify(pool, Moment::head, *at(pool).verify_plan, at(pool).readers);
       write(pool, Moment::head, batch);
     });
   }
-  void tail(const Batch& batch) override {
+  void tail(const Batch& batch, Stream) override {
     each_pool(batch, [&](int pool) {
       if (!at(pool).is_planned_for(batch)) plan(pool, batch);
       verify(pool, Moment::tail, *at(pool).verify_plan, at(pool).readers);
@@ -186,7 +186,7 @@ class SglangBackend final : public Backend {
       at(pool).verify_plan.reset();
     });
   }
-  void stamp(const Batch& batch) override {
+  void stamp(const Batch& batch, Stream) override {
     each_pool(batch, [&](int pool) {
       plan(pool, batch);
       write(pool, Moment::head, batch);
@@ -195,7 +195,7 @@ class SglangBackend final : public Backend {
     });
   }
 
-  void sweep() override {
+  void sweep(Stream) override {
     if (options_.sweep_interval > 0 &&
         step % static_cast<std::uint64_t>(options_.sweep_interval) == 0) {
       sweep_now();
@@ -204,7 +204,7 @@ class SglangBackend final : public Backend {
   void flush() override { sweep_now(); }
 
   void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                  std::int64_t end, const Batch& tables) override {
+                  std::int64_t end, const Batch& tables, Stream) override {
     const std::int64_t extend = 0;
     Batch one = tables;
     one.rows = {&row, 1};

@@ -2,22 +2,33 @@
 
 #include <string>
 
+#include "base/checks.h"
 #include "base/raise.h"
 
 namespace serinus::canary {
 
+namespace {
+
+void check_table(const TensorView& view, const char* name, Device device) {
+  if (view.data == nullptr) return;
+  if (view.rank == 2 && view.dtype == DType::i32 && view.device == device) return;
+  raise(errors::Page::canary_table,
+        {{"name", name},
+         {"device", device_string(device)},
+         {"got", "rank " + std::to_string(view.rank) + " " + serinus::name_of(view.dtype) + " on " +
+                     device_string(view.device)}});
+}
+
+}  // namespace
+
 Table table_of(const TensorView& view, const char* name) {
+  check_table(view, name, {});
   if (view.data == nullptr) return {};
-  if (view.rank != 2 || view.dtype != DType::i32 || view.device.type != DeviceType::cpu) {
-    raise(errors::Page::canary_table,
-          {{"name", name},
-           {"got", "rank " + std::to_string(view.rank) + " " + serinus::name_of(view.dtype)}});
-  }
   return {view.as<const std::int32_t>(), view.shape[0], view.shape[1], view.strides[0],
           view.strides[1]};
 }
 
-void check_batch(const Batch& b, std::size_t num_pools) {
+void check_batch(const Batch& b, std::size_t num_pools, Device device) {
   const auto same = [](const char* name, std::size_t got, const char* as, std::size_t want) {
     if (got == want) return;
     raise(
@@ -39,8 +50,8 @@ void check_batch(const Batch& b, std::size_t num_pools) {
             {{"got", std::to_string(pool)}, {"count", std::to_string(num_pools)}});
     }
   }
-  table_of(b.req_to_token, "req_to_token");
-  table_of(b.expected_tokens, "expected_tokens");
+  check_table(b.req_to_token, "req_to_token", device);
+  check_table(b.expected_tokens, "expected_tokens", device);
 }
 
 }  // namespace serinus::canary

@@ -27,7 +27,8 @@ inline std::int64_t valid_len(const Batch& batch, std::size_t i, const Table& ex
   return batch.valid_lens.empty() ? expected.columns : batch.valid_lens[i];
 }
 
-/// Throws ValueError where arrays that belong together differ in length, or a pool does not exist.
-void check_batch(const Batch& batch, std::size_t num_pools);
+/// Throws ValueError where arrays that belong together differ in length, a pool does not exist, or
+/// a table is none or not on `device`.
+void check_batch(const Batch& batch, std::size_t num_pools, Device device);
 
 }  // namespace serinus::canary

@@ -1,6 +1,7 @@
 // What a build without CUDA answers in place of everything that CUDA would do.
 #include "base/checks.h"
 #include "base/raise.h"
+#include "gpu/async.h"
 #include "gpu/device.h"
 #include "gpu/memory.h"
 
@@ -27,6 +28,36 @@ Memory::Memory(Device device, std::size_t) {
 Memory::Memory(Device device, const void*, std::size_t bytes) : Memory(device, bytes) {}
 Memory::~Memory() = default;
 void Memory::download(void*, std::size_t, std::size_t) const {}
+
+PinnedMemory::PinnedMemory(Device device, std::size_t bytes) : bytes_(bytes) {
+  require_hopper("GPU memory", device);
+}
+PinnedMemory::~PinnedMemory() = default;
+
+Event::Event(Device device) : device_(device) {
+  require_hopper("GPU event", device);
+}
+Event::~Event() = default;
+void Event::record(Stream) {}
+bool Event::done() const {
+  return true;
+}
+void Event::hold(Stream) const {}
+
+OwnStream::OwnStream(Device device) {
+  require_hopper("GPU stream", device);
+}
+OwnStream::~OwnStream() = default;
+
+BesideCapture::BesideCapture() = default;
+BesideCapture::~BesideCapture() = default;
+
+std::uint64_t capture_of(Device, Stream) {
+  return 0;
+}
+void copy_to_device(Device, void*, const void*, std::size_t, Stream) {}
+void copy_to_host(Device, void*, const void*, std::size_t, Stream) {}
+void synchronize(Device) {}
 
 std::vector<double> time_calls(Device device, int, const std::function<void()>&) {
   require_hopper("GPU clock", device);

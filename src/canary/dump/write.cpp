@@ -126,8 +126,9 @@ void write_pool(Writer& w, Monitor& m, int pool, const PoolPlan& plan) {
   w.value(spec.window);
   w.value(m.null_digest(pool));
   write_layout(w, spec.layout);
-  w.value(static_cast<std::uint64_t>(spec.full_to_swa.size()));
-  w.array(spec.full_to_swa);
+  const std::vector<std::int64_t> swa = m.full_to_swa(pool);
+  w.value(static_cast<std::uint64_t>(swa.size()));
+  w.array(std::span<const std::int64_t>(swa));
 
   w.value(static_cast<std::uint64_t>(plan.slots.size()));
   w.array(std::span<const std::int64_t>(plan.slots));
@@ -139,12 +140,9 @@ void write_pool(Writer& w, Monitor& m, int pool, const PoolPlan& plan) {
   }
   w.value(static_cast<std::uint64_t>(plan.byte_slots.size()));
   w.array(std::span<const std::int64_t>(plan.byte_slots));
-  const std::int64_t page = spec.layout.page_size;
   for (const std::int64_t slot : plan.byte_slots) {
-    for (const Source& s : plan.sources) {
-      w.raw(s.base + slot / page * s.page_stride + s.offset + slot % page * s.token_stride,
-            static_cast<std::size_t>(s.bytes));
-    }
+    const std::vector<std::uint8_t> bytes = m.slot_bytes(pool, slot);
+    w.array(std::span<const std::uint8_t>(bytes));
   }
   const std::vector<std::pair<std::int64_t, LedgerEvent>> events = m.pool_events(pool);
   w.value(static_cast<std::uint64_t>(events.size()));

@@ -1,38 +1,9 @@
 // What the allocator, the prefix cache and the other tiers announce: the life of a slot.
 #include <algorithm>
-#include <limits>
 
 #include "canary/serinus/backend.h"
 
 namespace serinus::canary {
-
-void Reader::attach(std::int64_t begin, std::int64_t end, std::uint32_t epoch) {
-  std::vector<Segment> next;
-  for (const Segment& s : attached) {
-    if (s.begin < begin) next.push_back({s.begin, std::min(s.end, begin), s.epoch});
-    if (s.end > end) next.push_back({std::max(s.begin, end), s.end, s.epoch});
-  }
-  next.push_back({begin, end, epoch});
-  std::sort(next.begin(), next.end(),
-            [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
-  attached = std::move(next);
-}
-
-const Reader::Segment* Reader::covering(std::int64_t cell) const noexcept {
-  for (const Segment& s : attached) {
-    if (cell >= s.begin && cell < s.end) return &s;
-  }
-  return nullptr;
-}
-
-std::int64_t Reader::next_border(std::int64_t cell) const noexcept {
-  std::int64_t next = std::numeric_limits<std::int64_t>::max();
-  for (const Segment& s : attached) {
-    if (s.begin > cell) next = std::min(next, s.begin);
-    if (s.end > cell) next = std::min(next, s.end);
-  }
-  return next;
-}
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter) {
   return std::make_unique<SerinusBackend>(options, reporter);
@@ -136,7 +107,7 @@ void SerinusBackend::on_attach(Owner owner, std::int64_t row, std::int64_t begin
   begin = std::max<std::int64_t>(begin, 0);
   if (begin >= end) return;
   Reader& r = readers_[owner];
-  r.attach(begin, end, epoch_);
+  r.attached.attach(begin, end, epoch_);
   r.due.push_back({row, begin, end, std::vector<bool>(pools_.size())});
 }
 
@@ -281,8 +252,7 @@ void SerinusBackend::on_load(int pool, std::span<const Record> records,
 
 SlotState SerinusBackend::state(int pool, std::int64_t slot) const {
   const Pool& p = at(pool);
-  if (!p.has(slot) || p.ledger[slot].owner == 0) return SlotState::free;
-  return p.ledger[slot].written == 0 ? SlotState::empty : SlotState::written;
+  return p.has(slot) ? state_of(p.ledger[slot]) : SlotState::free;
 }
 
 }  // namespace serinus::canary

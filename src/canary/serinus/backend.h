@@ -7,27 +7,19 @@
 
 #include "canary/backend.h"
 #include "canary/serinus/pool.h"
+#include "canary/serinus/reader.h"
 
 namespace serinus::canary {
 
 /// What the ledger knows about a request that reads.
 struct Reader {
-  struct Segment {
-    std::int64_t begin = 0, end = 0;
-    std::uint32_t epoch = 0;
-  };
   struct Due {
     std::int64_t row = 0, begin = 0, end = 0;
     std::vector<bool> done;  ///< by pool
   };
-  std::vector<Segment> attached;     ///< disjoint, ordered
+  Attached attached;
   std::vector<Due> due;              ///< attached, not verified yet
   std::vector<std::int64_t> cursor;  ///< rolling verification, by pool
-
-  void attach(std::int64_t begin, std::int64_t end, std::uint32_t epoch);
-  const Segment* covering(std::int64_t cell) const noexcept;
-  /// The first cell after `cell` that another segment covers, or none.
-  std::int64_t next_border(std::int64_t cell) const noexcept;
 };
 
 class SerinusBackend final : public Backend {
@@ -47,12 +39,12 @@ class SerinusBackend final : public Backend {
                 std::span<std::uint32_t> source_digests) override;
   void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
                Owner owner, std::span<const std::uint32_t> source_digests) override;
-  void head(const Batch& batch) override;
-  void tail(const Batch& batch) override;
-  void sweep() override;
+  void head(const Batch& batch, Stream stream) override;
+  void tail(const Batch& batch, Stream stream) override;
+  void sweep(Stream stream) override;
   void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                  std::int64_t end, const Batch& tables) override;
-  void stamp(const Batch& batch) override;
+                  std::int64_t end, const Batch& tables, Stream stream) override;
+  void stamp(const Batch& batch, Stream stream) override;
   void flush() override;
   std::uint64_t request_digest(std::int64_t row, std::int64_t length,
                                const Batch& tables) const override;

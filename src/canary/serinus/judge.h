@@ -35,6 +35,11 @@ SERINUS_HOST_DEVICE constexpr void describe_slot(const Record& r, const LedgerEn
   report.expected_generation = e.generation;
 }
 
+constexpr SlotState state_of(const LedgerEntry& e) noexcept {
+  if (e.owner == 0) return SlotState::free;
+  return e.written == 0 ? SlotState::empty : SlotState::written;
+}
+
 /// The chain of the token before, where it can be relied on.
 struct ChainBefore {
   bool usable = false;

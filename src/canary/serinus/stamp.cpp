@@ -25,7 +25,7 @@ struct Write {
 
 }  // namespace
 
-void SerinusBackend::stamp(const Batch& batch) {
+void SerinusBackend::stamp(const Batch& batch, Stream) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
   const Table expected = table_of(batch.expected_tokens, "expected_tokens");
   const auto flat = static_cast<std::int64_t>(batch.out_cache_loc.size());

@@ -175,7 +175,7 @@ struct SerinusBackend::Walk {
 
   /// The reader's right to the slot: none = it holds what the reader was given.
   Verdict right(std::int64_t cell, std::int64_t slot) const {
-    const Reader::Segment* s = reader != nullptr ? reader->covering(cell) : nullptr;
+    const Attached::Segment* s = reader != nullptr ? reader->attached.covering(cell) : nullptr;
     return judge_right(p.records[slot], p.ledger[slot], p.sealed(slot),
                        {.owner = owner,
                         .claims = p.claims(slot, owner),
@@ -241,9 +241,10 @@ void SerinusBackend::verify_cells(int pool, Moment moment, Owner owner, std::int
   Before before = walk.before(begin);
   for (std::int64_t cell = begin; cell < end;) {
     // A run of cells that the reader may read by the same right.
-    const Reader::Segment* segment = walk.reader != nullptr ? walk.reader->covering(cell) : nullptr;
+    const Attached::Segment* segment =
+        walk.reader != nullptr ? walk.reader->attached.covering(cell) : nullptr;
     const std::int64_t border =
-        walk.reader != nullptr ? std::min(end, walk.reader->next_border(cell)) : end;
+        walk.reader != nullptr ? std::min(end, walk.reader->attached.next_border(cell)) : end;
     const std::int64_t n = std::min(kChunk, border - cell);
     const std::int64_t seen = std::min(n + kLinesAhead, end - cell);
     if (p.spec.kind != PoolKind::swa && table.column_stride == 1) {
@@ -541,20 +542,20 @@ void SerinusBackend::verify_fresh() {
   }
 }
 
-void SerinusBackend::head(const Batch& batch) {
+void SerinusBackend::head(const Batch& batch, Stream) {
   verify_fresh();
   verify_due(batch);
   verify_batch(batch, Moment::head);
   for (const int pool : pools_of(batch)) verify_null(pool, Moment::head);
 }
 
-void SerinusBackend::tail(const Batch& batch) {
+void SerinusBackend::tail(const Batch& batch, Stream stream) {
   verify_batch(batch, Moment::tail);
-  stamp(batch);
+  stamp(batch, stream);
   for (const int pool : pools_of(batch)) verify_null(pool, Moment::tail);
 }
 
-void SerinusBackend::sweep() {
+void SerinusBackend::sweep(Stream) {
   stats.live_slots = stats.sweep_bound_steps = 0;
   for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
     Pool& p = at(pool);
@@ -569,7 +570,7 @@ void SerinusBackend::sweep() {
 }
 
 void SerinusBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
-                                std::int64_t end, const Batch& tables) {
+                                std::int64_t end, const Batch& tables, Stream) {
   const Table table = table_of(tables.req_to_token, "req_to_token");
   const Table expected = table_of(tables.expected_tokens, "expected_tokens");
   std::int64_t valid = expected.columns;

@@ -1,0 +1,165 @@
+// The Monitor over pools on a GPU: what is announced gathers on the host and goes to the device
+// with the next step, in that step's stream, as one copy and one launch; the moments are launches;
+// what was found comes back through page-locked memory when somebody polls. Nothing here waits for
+// the device but the calls that must: flush(), detach_pool(), and those that read raw state.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include <serinus/canary_cuda.h>
+
+#include "canary/backend.h"
+#include "canary/serinus/reader.h"
+#include "canary/zero_array.h"
+#include "gpu/async.h"
+#include "gpu/memory.h"
+
+namespace serinus::canary::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const Options& options, Reporter& reporter, Device device);
+  ~CudaBackend() override;
+
+  void add_pool(const PoolSpec& spec) override;
+  void detach_pool(int pool) override;
+
+  void on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) override;
+  void on_free(int pool, std::span<const std::int64_t> slots, Owner owner) override;
+  void on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) override;
+  void on_attach(Owner owner, std::int64_t row, std::int64_t begin, std::int64_t end) override;
+  void on_release(Owner owner) override;
+  void on_move(int pool, std::span<const std::int64_t> from,
+               std::span<const std::int64_t> to) override;
+  void on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
+                std::span<std::uint32_t> source_digests) override;
+  void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
+               Owner owner, std::span<const std::uint32_t> source_digests) override;
+
+  void head(const Batch& batch, Stream stream) override;
+  void tail(const Batch& batch, Stream stream) override;
+  void sweep(Stream stream) override;
+  void verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
+                  std::int64_t end, const Batch& tables, Stream stream) override;
+  void stamp(const Batch& batch, Stream stream) override;
+  void flush() override;
+  std::uint64_t request_digest(std::int64_t row, std::int64_t length,
+                               const Batch& tables) const override;
+
+  bool is_captured(Stream stream) const override { return gpu::capture_of(device_, stream) != 0; }
+  void head(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
+  void tail(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
+  void catch_up(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
+
+  void drain() override;
+  std::uint64_t device_steps() const override;
+  void add_device_counts(Stats& stats) const override;
+
+  std::span<Record> records(int pool) override;
+  std::span<LedgerEntry> ledger(int pool) override;
+  void set_record(int pool, std::int64_t slot, const Record& record) override;
+  std::vector<std::int32_t> cells(const TensorView& table, std::int64_t row,
+                                  std::int64_t length) const override;
+  std::vector<std::int64_t> full_to_swa(int pool) const override;
+  std::vector<std::uint8_t> slot_bytes(int pool, std::int64_t slot) const override;
+  std::uint64_t null_digest(int pool) const override;
+  SlotState state(int pool, std::int64_t slot) const override;
+  std::int64_t live_slots(int pool) const override;
+  std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const override;
+  std::int64_t num_sources(int pool) const override;
+  void set_sweep_source(int, std::function<void(std::vector<SweepEntry>&)>) override {}
+
+ private:
+  struct Pool;
+  struct Pending;   // announced, not on the device yet
+  struct Chunk;     // host and device memory of one copy
+  class Section;    // what goes to the device in one copy, and the launches that read it
+  class CellBatch;  // requests that are nothing but cells to be verified in full
+  struct Due {
+    Owner owner = 0;
+    std::int64_t row = 0, begin = 0, end = 0;
+    std::vector<bool> done{};  // by pool
+  };
+  struct Cells {  // of one request, to be verified in full
+    Owner owner = 0;
+    std::int64_t row = 0, begin = 0, end = 0, valid = 0;
+  };
+
+  Pool& at(int pool) const { return *pools_[static_cast<std::size_t>(pool)]; }
+  std::vector<int> pools_of(std::span<const int> named) const;
+  std::int64_t records_a_step(const Pool& pool) const;
+  void check(const Batch& batch, Stream stream) const;
+
+  void announce(int pool, std::int64_t slot, LedgerEventKind kind, Owner owner,
+                std::uint32_t other);
+  Pending& next_pending(int pool);
+  void gathered(std::size_t slots);
+  void forget_row(Owner owner);
+
+  TensorView workspace(Stream stream, std::int64_t requests, std::int64_t tokens,
+                       std::int64_t slots);
+  Chunk& take_chunk(std::size_t bytes);
+  std::vector<Cells> take_due(int pool, const Batch* batch);
+  void verify_due(const Section& section, int pool, const CellBatch& cells, Moment moment,
+                  const TensorView& table, const std::optional<TensorView>& expected);
+  void run_head(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
+  void run_tail(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
+  void run_stamp(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
+  DeviceBatch with_attached(DeviceBatch batch) const;
+  void make_room(Stream stream);
+  void settle() const;
+  void deliver(const RingContent& content, std::uint64_t complete);
+
+  Device device_;
+  std::vector<std::unique_ptr<Pool>> pools_;
+  std::optional<gpu::Memory> attached_;  // [table rows, kAttachedEach] AttachedCells
+  std::int64_t table_rows_ = 0;
+
+  // Announced, not on the device yet, in order.
+  std::vector<Pending> pending_;
+  std::vector<std::optional<std::size_t>> open_;  // by pool: where its announcements gather
+  std::size_t pending_slots_ = 0;
+  std::uint32_t last_list_ = 0;
+  std::uint32_t epoch_ = 0;
+  std::unordered_map<Owner, std::int64_t> row_of_;
+  std::unordered_map<std::int64_t, std::pair<Owner, Attached>> rows_;  // what was attached
+  std::set<std::int64_t> changed_rows_;
+  std::deque<Due> due_;
+
+  std::deque<Chunk> chunks_;
+  std::map<std::pair<void*, std::uint64_t>, gpu::Memory> workspaces_;  // by stream and capture
+  std::deque<gpu::Memory> outgrown_;                                   // may be in use by a graph
+  std::vector<std::byte> scratch_;
+  gpu::OwnStream own_;
+  gpu::Event announced_at_;
+  void* announced_in_ = nullptr;
+  std::uint64_t version_ = 1;  // of the raw state
+
+  gpu::Memory ring_memory_;
+  DeviceRing ring_;
+  // What was found, on its way to the reporter.
+  struct Known {
+    std::uint64_t count = 0;
+    Reason reasons = Reason::none;
+  };
+  mutable std::mutex drain_mutex_;
+  gpu::PinnedMemory ring_copy_;
+  gpu::Event copied_;
+  bool copying_ = false;
+  RingCounts counts_;
+  std::uint64_t flushed_sweeps_ = 0;
+  double last_sweep_time_ = 0;
+  std::uint64_t complete_ = 0;                      // numbers up to this are whole in the next copy
+  std::uint64_t recycled_ = 0;                      // up to this, rows were given up
+  std::uint64_t delivered_ = 0;                     // up to this, the reporter knows
+  std::unordered_map<std::uint64_t, Known> known_;  // by number
+};
+
+}  // namespace serinus::canary::cuda

@@ -1,0 +1,934 @@
+// The Monitor over pools on a GPU against the Monitor over the same pools on the CPU: what is
+// announced, written and spoilt happens to both, and both say the same.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <serinus/canary.h>
+#include <serinus/canary_cuda.h>
+#include <serinus/canary_dump.h>
+
+#include "tests/gpu/device_problem.h"
+
+namespace serinus::canary {
+namespace {
+
+using testing::check_cuda;
+using testing::DeviceBuffer;
+using testing::kGpu;
+using Int = std::int64_t;
+using Ints = std::vector<Int>;
+using Rng = std::mt19937_64;
+
+constexpr Owner kCache = 900;
+
+Int pick(Rng& rng, Int low, Int high) {
+  return std::uniform_int_distribution<Int>(low, high)(rng);
+}
+
+/// Rows of `main` bytes and little ones beside them.
+KvLayout layout_of(Int main) {
+  KvLayout l;
+  l.name = "twin";
+  l.page_size = 4;
+  l.page_bytes = {4 * main, 4 * 12};
+  KvSegment a;
+  a.name = "a";
+  a.token_stride = a.bytes = main;
+  KvSegment b;
+  b.name = "b";
+  b.buffer = 1;
+  b.token_stride = b.bytes = 12;
+  l.segments = {a, b};
+  return l;
+}
+
+/// Host memory and a copy of it on the device, sent piece by piece.
+template <class T>
+struct Shared {
+  explicit Shared(std::size_t n, T value = {}) : host(n, value), device(n * sizeof(T)) { send(); }
+  void send() const { device.upload(host.data(), host.size() * sizeof(T)); }
+  void send(std::size_t at, std::size_t n) const {
+    device.upload(host.data() + at, n * sizeof(T), at * sizeof(T));
+  }
+  std::vector<T> host;
+  DeviceBuffer device;
+};
+
+struct Setup {
+  Depth depth = Depth::all;
+  VerifyPolicy verify = VerifyPolicy::all;
+  bool extra_pools = true;  ///< an SWA and a draft pool beside the full one
+  Mode mode = Mode::log;
+  Int ring = 512;
+};
+
+class Twins {
+ public:
+  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 64, kWindow = 24;
+  static constexpr int kLayers = 2;
+
+  explicit Twins(const Setup& s, std::uint64_t seed = 1)
+      : rng(seed),
+        table(static_cast<std::size_t>(kRows * kWidth)),
+        expected(static_cast<std::size_t>(kRows * kWidth), -1),
+        swa(static_cast<std::size_t>(kSlots)) {
+    // A slot of the full pool and its place in the SWA pool, which is numbered backwards.
+    for (Int i = 1; i < kSlots; ++i) swa.host[static_cast<std::size_t>(i)] = kSlots - i;
+    swa.send();
+    options.depth = s.depth;
+    options.verify = s.verify;
+    options.mode = s.mode;
+    options.records_per_step = kRecords;
+    options.ring_capacity = s.ring;
+    cpu = std::make_unique<Monitor>(options);
+    gpu = std::make_unique<Monitor>(options);
+    add("full", PoolKind::full);
+    if (!s.extra_pools) return;
+    add("swa", PoolKind::swa);
+    add("draft", PoolKind::draft);
+  }
+
+  void add(const char* name, PoolKind kind, int token_offset = 0) {
+    PoolSpec here;
+    here.name = name;
+    here.kind = kind;
+    here.layout = layout_of(kind == PoolKind::full ? 576 : 40);
+    here.num_layers = kLayers;
+    here.num_slots = kSlots;
+    here.window = kind == PoolKind::swa ? kWindow : 0;
+    here.token_offset = token_offset;
+    PoolSpec there = here;
+    there.device = kGpu;
+    there.table_rows = kRows;
+    if (kind == PoolKind::swa) {
+      here.full_to_swa = swa.host;
+      there.full_to_swa = {reinterpret_cast<const Int*>(swa.device.data()), swa.host.size()};
+    }
+    auto& buffers = kv.emplace_back();
+    for (int l = 0; l < kLayers; ++l) {
+      for (const Int page_bytes : here.layout.page_bytes) {
+        const Int n = page_bytes * kSlots / 4;
+        Shared<std::uint8_t>& b = buffers.emplace_back(static_cast<std::size_t>(n));
+        for (std::uint8_t& x : b.host) x = static_cast<std::uint8_t>(rng());
+        b.send();
+        here.buffers.push_back({.data = b.host.data(), .bytes = n});
+        there.buffers.push_back(
+            {.data = reinterpret_cast<std::uint8_t*>(b.device.data()), .bytes = n});
+      }
+    }
+    layouts.push_back(here.layout);
+    EXPECT_EQ(cpu->add_pool(here), gpu->add_pool(there));
+  }
+
+  template <class F>
+  void both(const F& f) {
+    f(*cpu);
+    f(*gpu);
+  }
+  int pools() const { return static_cast<int>(kv.size()); }
+  Int slot_in(int pool, Int slot) const {
+    return cpu->pool(pool).kind == PoolKind::swa ? kSlots - slot : slot;
+  }
+  Ints slots_in(int pool, Ints slots) const {
+    for (Int& s : slots) s = slot_in(pool, s);
+    return slots;
+  }
+  /// Of the full pool, and its places in the others.
+  void alloc(const Ints& slots, Owner owner) {
+    for (int p = 0; p < pools(); ++p)
+      both([&](Monitor& m) { m.on_alloc(p, slots_in(p, slots), owner); });
+  }
+  void free(const Ints& slots, Owner owner) {
+    for (int p = 0; p < pools(); ++p)
+      both([&](Monitor& m) { m.on_free(p, slots_in(p, slots), owner); });
+  }
+  void transfer(const Ints& slots, Owner from, Owner to) {
+    for (int p = 0; p < pools(); ++p)
+      both([&](Monitor& m) { m.on_transfer(p, slots_in(p, slots), from, to); });
+  }
+
+  /// Byte i of a segment, in the memory of a layer.
+  void with_bytes(int pool, int buffer, Int slot, const auto& f) {
+    const KvLayout& l = layouts[static_cast<std::size_t>(pool)];
+    const Int bytes = l.segments[static_cast<std::size_t>(buffer % 2)].bytes;
+    Shared<std::uint8_t>& b = kv[static_cast<std::size_t>(pool)][static_cast<std::size_t>(buffer)];
+    const auto at = static_cast<std::size_t>(slot * bytes);
+    f(std::span(b.host).subspan(at, static_cast<std::size_t>(bytes)));
+    b.send(at, static_cast<std::size_t>(bytes));
+  }
+  void write_kv(Int slot) {
+    for (int p = 0; p < pools(); ++p) {
+      for (int b = 0; b < 2 * kLayers; ++b) {
+        with_bytes(p, b, slot_in(p, slot), [&](std::span<std::uint8_t> bytes) {
+          for (std::uint8_t& x : bytes) x = static_cast<std::uint8_t>(rng());
+        });
+      }
+    }
+  }
+  void flip_byte(int pool, Int slot) {
+    with_bytes(pool, static_cast<int>(pick(rng, 0, 2 * kLayers - 1)), slot_in(pool, slot),
+               [&](std::span<std::uint8_t> b) { b[pick(rng, 0, 1) == 0 ? 0 : 11] ^= 0x10; });
+  }
+  template <class Change>
+  void change_record(int pool, Int slot, const Change& change) {
+    const Int at = slot_in(pool, slot);
+    Record r = cpu->records(pool)[static_cast<std::size_t>(at)];
+    change(r);
+    both([&](Monitor& m) { m.set_record(pool, at, r); });
+  }
+
+  Batch batch(bool on_gpu) const {
+    Batch b;
+    b.rows = rows;
+    b.prefix_lens = prefix;
+    b.extend_lens = extend;
+    b.owners = owners;
+    b.input_ids = ids;
+    b.positions = positions;
+    b.out_cache_loc = locations;
+    b.valid_lens = valid;
+    const auto view = [&](const Shared<std::int32_t>& t) {
+      return on_gpu ? TensorView(t.device.data(), DType::i32, {kRows, kWidth}, kGpu)
+                    : TensorView(const_cast<std::int32_t*>(t.host.data()), DType::i32,
+                                 {kRows, kWidth});
+    };
+    b.req_to_token = view(table);
+    b.expected_tokens = view(expected);
+    return b;
+  }
+  void step(Stream stream = {}) {
+    table.send();
+    expected.send();
+    cpu->begin_step(batch(false));
+    gpu->begin_step(batch(true), stream);
+    cpu->end_step(batch(false));
+    gpu->end_step(batch(true), stream);
+  }
+  void clear_batch() {
+    rows.clear(), prefix.clear(), extend.clear(), valid.clear(), owners.clear();
+    ids.clear(), positions.clear(), locations.clear();
+  }
+  /// A request of `n` tokens at `slots`, in one step.
+  void prefill(Int row, Owner owner, const Ints& slots) {
+    clear_batch();
+    rows = {row}, owners = {owner}, prefix = {0};
+    extend = valid = {std::ssize(slots)};
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const auto cell = static_cast<std::size_t>(row * kWidth) + i;
+      table.host[cell] = static_cast<std::int32_t>(slots[i]);
+      expected.host[cell] = static_cast<std::int32_t>(1000 * owner + i);
+      ids.push_back(expected.host[cell]);
+      positions.push_back(static_cast<Int>(i));
+      write_kv(slots[i]);
+    }
+    locations = slots;
+  }
+  /// The requests of the last batch, with nothing new.
+  void read_again() {
+    for (std::size_t i = 0; i < prefix.size(); ++i) prefix[i] += extend[i];
+    std::ranges::fill(extend, 0);
+    ids.clear(), positions.clear(), locations.clear();
+  }
+
+  using Key = std::tuple<int, Int, std::uint32_t, Int, Int>;
+  using Seen = std::map<Key, Violation>;
+  static void gather(Seen& seen, const std::vector<Violation>& found) {
+    for (const Violation& v : found) {
+      const bool nowhere = any(v.reasons & Reason::out_of_range) || v.slot == 0;
+      const Key key{v.pool, v.slot, nowhere ? 0 : v.expected_generation, nowhere ? v.row : -1,
+                    nowhere ? v.expected_position : -1};
+      const auto [at, is_new] = seen.emplace(key, v);
+      if (!is_new) at->second.reasons |= v.reasons;
+    }
+  }
+  void poll() {
+    gather(by_cpu, cpu->poll());
+    gather(by_gpu, gpu->poll());
+  }
+  /// What does not depend on which of several sightings of a fault in one step comes first. A later
+  /// one may know what `other` did not.
+  static std::string line(const Violation& v, const Violation& other) {
+    Violation w;
+    w.reasons = v.reasons;
+    w.pool = v.pool;
+    w.slot = v.slot;
+    w.expected_owner = v.expected_owner;
+    w.expected_generation = v.expected_generation;
+    w.first_step = v.first_step;
+    w.events = v.events;
+    if (other.stored_position >= 0 && v.stored_position >= 0) {
+      w.stored_position = v.stored_position;
+      w.stored_token = v.stored_token;
+      w.stored_chain = v.stored_chain;
+      w.stored_digest = v.stored_digest;
+      w.stored_owner = v.stored_owner;
+      w.stored_generation = v.stored_generation;
+    }
+    return to_text(w, "p");
+  }
+  void expect_equal(const std::string& what) {
+    both([](Monitor& m) { m.flush(); });
+    poll();
+    for (int p = 0; p < pools(); ++p) {
+      const auto r = gpu->records(p), want = cpu->records(p);
+      const auto l = gpu->ledger(p), entry = cpu->ledger(p);
+      ASSERT_EQ(r.size(), want.size());
+      for (std::size_t s = 0; s < r.size(); ++s) {
+        ASSERT_EQ(r[s], want[s]) << what << ": record " << s << " of pool " << p;
+        ASSERT_EQ(std::memcmp(&l[s], &entry[s], sizeof l[s]), 0)
+            << what << ": ledger " << s << " of pool " << p << ": owner " << l[s].owner << " "
+            << entry[s].owner << " written " << l[s].written << " " << entry[s].written << " prev "
+            << l[s].prev << " " << entry[s].prev;
+      }
+    }
+    for (const auto& [key, v] : by_cpu) {
+      const auto found = by_gpu.find(key);
+      if (found == by_gpu.end()) {
+        ADD_FAILURE() << what << ": only the CPU says " << to_text(v, "p");
+      } else {
+        EXPECT_EQ(line(found->second, v), line(v, found->second)) << what;
+      }
+    }
+    for (const auto& [key, v] : by_gpu) {
+      EXPECT_TRUE(by_cpu.contains(key)) << what << ": only the GPU says " << to_text(v, "p");
+    }
+  }
+  void expect_equal_stats(const std::string& what) const {
+    const Stats g = gpu->stats(), c = cpu->stats();
+    EXPECT_EQ(g.steps, c.steps) << what;
+    EXPECT_EQ(g.records_written, c.records_written) << what;
+    EXPECT_EQ(g.records_verified, c.records_verified) << what;
+    EXPECT_EQ(g.bytes_digested, c.bytes_digested) << what;
+    EXPECT_EQ(g.skipped_empty, c.skipped_empty) << what;
+    EXPECT_EQ(g.sweeps, c.sweeps) << what;
+    EXPECT_EQ(g.live_slots, c.live_slots) << what;
+    EXPECT_EQ(g.sweep_bound_steps, c.sweep_bound_steps) << what;
+    EXPECT_EQ(g.violations, c.violations) << what;
+    EXPECT_EQ(g.checks, c.checks) << what;
+  }
+
+  Rng rng;
+  Options options;
+  Shared<std::int32_t> table, expected;
+  Shared<Int> swa;
+  std::vector<KvLayout> layouts;
+  std::deque<std::deque<Shared<std::uint8_t>>> kv;  // by pool; two buffers a layer
+  std::unique_ptr<Monitor> cpu, gpu;
+  Seen by_cpu, by_gpu;
+  // The batch.
+  Ints rows, prefix, extend, valid, ids, positions, locations;
+  std::vector<Owner> owners;
+};
+
+class MonitorGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
+      if (d.usable && d.index == kGpu.index) return;
+    }
+    GTEST_SKIP() << "no GPU that this build has kernels for";
+  }
+};
+
+/// Requests that begin (some on a cached prefix), grow and end, with faults in between.
+void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults) {
+  Twins t(setup, seed);
+  Rng& rng = t.rng;
+  Ints unused;
+  for (Int s = 1; s < Twins::kSlots; ++s) unused.push_back(s);
+  std::ranges::shuffle(unused, rng);
+  struct Request {
+    Owner owner = 0;
+    Int row = 0, length = 0, own_from = 0;
+  };
+  std::vector<Request> running;
+  Ints cached;
+  std::vector<std::int32_t> cached_tokens;
+  Owner next_owner = 1;
+  for (int step = 0; step < steps; ++step) {
+    if (running.size() < 6 && unused.size() > 300) {
+      Request r{next_owner++, 0, 0, 0};
+      for (Int row = 1; row < Twins::kRows && r.row == 0; ++row) {
+        if (std::ranges::none_of(running, [&](const Request& o) { return o.row == row; }))
+          r.row = row;
+      }
+      if (!cached.empty() && pick(rng, 0, 1) == 0) {
+        for (std::size_t i = 0; i < cached.size(); ++i) {
+          const auto cell = static_cast<std::size_t>(r.row * Twins::kWidth) + i;
+          t.table.host[cell] = static_cast<std::int32_t>(cached[i]);
+          t.expected.host[cell] = cached_tokens[i];
+        }
+        r.length = r.own_from = std::ssize(cached);
+        t.both([&](Monitor& m) { m.on_attach(r.owner, r.row, 0, r.length / 2); });
+        t.both([&](Monitor& m) { m.on_attach(r.owner, r.row, r.length / 2, r.length); });
+      }
+      running.push_back(r);
+    }
+    t.clear_batch();
+    for (Request& r : running) {
+      const Int n = std::min(pick(rng, 1, 30), Twins::kWidth - r.length);
+      Ints slots(unused.end() - n, unused.end());
+      unused.resize(unused.size() - static_cast<std::size_t>(n));
+      if (n > 0) t.alloc(slots, r.owner);
+      t.rows.push_back(r.row);
+      t.owners.push_back(r.owner);
+      t.prefix.push_back(r.length);
+      t.extend.push_back(n);
+      for (Int i = 0; i < n; ++i) {
+        const auto cell = static_cast<std::size_t>(r.row * Twins::kWidth + r.length + i);
+        const Int token = pick(rng, 0, 150000), slot = slots[static_cast<std::size_t>(i)];
+        t.table.host[cell] = static_cast<std::int32_t>(slot);
+        t.expected.host[cell] = static_cast<std::int32_t>(token);
+        t.ids.push_back(token);
+        t.positions.push_back(r.length + i);
+        t.locations.push_back(slot);
+        t.write_kv(slot);
+      }
+      t.valid.push_back(r.length + n);
+    }
+    t.rows.push_back(0), t.owners.push_back(0), t.prefix.push_back(0), t.extend.push_back(1);
+    t.valid.push_back(0), t.ids.push_back(7), t.positions.push_back(0), t.locations.push_back(-1);
+
+    if (faults && !running.empty() && step > 2) {
+      const Request& r = running[static_cast<std::size_t>(pick(rng, 0, std::ssize(running) - 1))];
+      const auto cell = static_cast<std::size_t>(r.row * Twins::kWidth +
+                                                 pick(rng, 0, std::max<Int>(0, r.length - 1)));
+      const Int slot = t.table.host[cell], other = pick(rng, 1, Twins::kSlots - 1);
+      const auto pool = static_cast<int>(pick(rng, 0, t.pools() - 1));
+      if (r.length > 0 && slot > 0 && slot < Twins::kSlots) switch (pick(rng, 0, 11)) {
+          case 0:
+            t.flip_byte(pool, slot);
+            break;
+          case 1:
+            t.change_record(pool, slot, [](Record& x) { x.token ^= 5; });
+            break;
+          case 2:
+            t.change_record(pool, slot, [](Record& x) { x.chain ^= 1ull << 40; });
+            break;
+          case 3:
+            t.change_record(pool, slot, [](Record& x) { x.owner ^= 3; });
+            break;
+          case 4:
+            t.change_record(pool, slot, [](Record& x) { x = {}; });
+            break;
+          case 5:  // a wrong table
+            t.table.host[cell] = static_cast<std::int32_t>(other);
+            break;
+          case 6:
+            t.table.host[cell] = pick(rng, 0, 1) == 0 ? -7 : 5000;
+            break;
+          case 7:  // freed while it is read
+            t.free({slot}, 0);
+            break;
+          case 8:  // handed out twice
+            t.alloc({slot}, next_owner + 500);
+            break;
+          case 9:  // a location that is somebody else's
+            t.locations[0] = other;
+            break;
+          case 10:  // the null slot of a clean pool
+            t.locations.back() = 0;
+            break;
+          default:
+            t.ids[0] ^= 1;
+            break;
+        }
+    }
+    t.step();
+    if (step % 3 == 0) t.poll();
+    for (std::size_t i = 0; i < running.size(); ++i) running[i].length += t.extend[i];
+    if (running.size() > 4 || (!running.empty() && running[0].length >= Twins::kWidth)) {
+      const Request r = running.front();
+      running.erase(running.begin());
+      Ints own, kept;
+      for (Int i = r.own_from; i < r.length; ++i) {
+        const auto cell = static_cast<std::size_t>(r.row * Twins::kWidth + i);
+        const Int slot = t.table.host[cell];
+        if (slot <= 0 || slot >= Twins::kSlots) continue;
+        const bool keep = cached.empty() && r.own_from == 0 && i < 6 && !faults;
+        (keep ? kept : own).push_back(slot);
+        if (keep) cached_tokens.push_back(t.expected.host[cell]);
+      }
+      std::ranges::sort(own);
+      own.erase(std::unique(own.begin(), own.end()), own.end());
+      if (!kept.empty()) t.transfer(kept, r.owner, kCache);
+      if (!kept.empty()) cached = kept;
+      t.both([&](Monitor& m) { m.on_release(r.owner); });
+      if (!own.empty()) t.free(own, r.owner);
+      for (const Int s : own) {
+        if (std::ranges::find(unused, s) == unused.end()) unused.insert(unused.begin(), s);
+      }
+    }
+  }
+  const std::string what = "seed " + std::to_string(seed);
+  t.expect_equal(what);
+  if (faults) return;
+  EXPECT_TRUE(t.by_gpu.empty()) << what;
+  t.expect_equal_stats(what);
+  EXPECT_GT(t.gpu->stats().records_verified, 0u);
+}
+
+TEST_F(MonitorGpu, NothingIsReportedWithoutAFault) {
+  for (const VerifyPolicy policy : {VerifyPolicy::all, VerifyPolicy::rolling}) {
+    run_history({.depth = Depth::all, .verify = policy}, 1, 30, false);
+    run_history({.depth = Depth::partial, .verify = policy}, 2, 30, false);
+    run_history({.depth = Depth::none, .verify = policy}, 3, 30, false);
+  }
+}
+
+TEST_F(MonitorGpu, FaultsAreTheCpusFaults) {
+  for (std::uint64_t seed = 10; seed < 22; ++seed) {
+    run_history({.depth = static_cast<Depth>(seed % 3),
+                 .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
+                 .extra_pools = seed % 4 < 2},
+                seed, 7, true);
+    if (HasFailure()) return;
+  }
+}
+
+// Many announcements about one slot between two steps keep their order.
+TEST_F(MonitorGpu, AnnouncementsOfOneSlotKeepTheirOrder) {
+  Twins t({.depth = Depth::none, .extra_pools = false});
+  for (Owner owner = 1; owner < 6; ++owner) {
+    t.alloc({3, 4, 5}, owner);
+    t.free({4}, owner);
+    t.alloc({4, 7}, owner + 10);
+    t.transfer({4}, owner + 10, owner + 20);
+    t.free({3, 4, 5, 7}, 0);
+  }
+  t.alloc({3}, 1);
+  t.alloc({3}, 2);  // twice
+  t.free({9}, 1);   // free already
+  t.alloc({-4, 5000, 0}, 3);
+  t.prefill(1, 4, {});
+  t.step();
+  t.expect_equal("order");
+  EXPECT_GE(t.by_gpu.size(), 3u);
+}
+
+// A draft pool's slot p holds the KV of token p + 1, and it has steps of its own.
+TEST_F(MonitorGpu, DraftPoolsAreATokenAhead) {
+  Twins t({.extra_pools = false});
+  t.add("draft", PoolKind::draft, 1);
+  t.alloc({5, 6, 7}, 4);
+  t.prefill(1, 4, {5, 6, 7});
+  const Ints ids = t.ids;
+  for (const int pool : {0, 1}) {
+    t.ids = pool == 0 ? ids : Ints{ids[1], ids[2], 8};
+    t.table.send();
+    t.expected.send();
+    for (const bool on_gpu : {false, true}) {
+      Batch b = t.batch(on_gpu);
+      b.pools = std::span(&pool, 1);
+      Monitor& m = on_gpu ? *t.gpu : *t.cpu;
+      m.begin_step(b);
+      m.end_step(b);
+    }
+  }
+  t.read_again();
+  t.step();
+  t.expect_equal("draft");
+  EXPECT_TRUE(t.by_gpu.empty());
+  t.expect_equal_stats("draft");
+  t.expected.host[Twins::kWidth + 1] ^= 4;  // token 1: slot 6 of the target, slot 5 of the draft
+  t.step();
+  t.expect_equal("draft, wrong token");
+  EXPECT_EQ(t.by_gpu.size(), 2u);
+}
+
+// Device -> host -> other slots, and slots that move; what did not come along is found.
+TEST_F(MonitorGpu, TiersAndMovesAreWatched) {
+  Twins t({.extra_pools = false});
+  const Ints from{5, 6, 7, 8, 9}, to{100, 101, 102, 103, 104};
+  t.alloc(from, 1);
+  t.prefill(1, 1, from);
+  t.step();
+  std::vector<Record> here(5), there(5);
+  t.cpu->on_store(0, from, here);
+  t.gpu->on_store(0, from, there);
+  EXPECT_EQ(here, there);
+  t.alloc(to, 2);
+  t.both([&](Monitor& m) { m.on_load(0, here, to, 2); });  // records without their bytes
+  t.alloc({200, 201}, 1);
+  t.both([&](Monitor& m) { m.on_move(0, Ints{5, 200}, Ints{200, 201}); });
+  t.both([&](Monitor& m) { m.on_attach(2, 2, 0, 5); });
+  t.clear_batch();
+  t.rows = {2}, t.owners = {2}, t.prefix = {5}, t.extend = {0}, t.valid = {5};
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    t.table.host[2 * Twins::kWidth + i] = static_cast<std::int32_t>(to[i]);
+    t.expected.host[2 * Twins::kWidth + i] = t.expected.host[Twins::kWidth + i];
+  }
+  t.step();
+  t.expect_equal("tiers");
+  EXPECT_EQ(t.by_gpu.size(), 6u);  // five loads and a move without bytes
+}
+
+// poll() alone brings a fault, once, with its evidence; what is seen again is counted.
+TEST_F(MonitorGpu, AFaultComesWithAPoll) {
+  Twins t({.extra_pools = false});
+  t.alloc({5, 6, 7}, 4);
+  t.prefill(1, 4, {5, 6, 7});
+  t.step();
+  t.read_again();
+  t.step();
+  t.flip_byte(0, 6);
+  for (int i = 0; i < 4; ++i) t.step();
+  t.free({5, 6, 7}, 4);  // later than what it is evidence for
+  std::vector<Violation> found;
+  for (int i = 0; i < 1000 && found.empty(); ++i) {
+    found = t.gpu->poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ASSERT_EQ(found.size(), 1u);
+  const Violation& v = found[0];
+  EXPECT_EQ(v.reasons, Reason::kv_bytes);
+  EXPECT_EQ(v.slot, 6);
+  EXPECT_EQ(v.first_step, 2u);
+  EXPECT_EQ(v.request, 4u);
+  EXPECT_EQ(v.expected_position, 1);
+  ASSERT_EQ(v.events.size(), 1u);
+  EXPECT_EQ(to_text(v.events[0]), "alloc:4@0");
+  EXPECT_EQ(t.cpu->poll()[0].events, v.events);
+  t.gpu->flush();
+  EXPECT_TRUE(t.gpu->poll().empty());
+  EXPECT_EQ(t.gpu->stats().violations, 1u);
+  EXPECT_EQ(t.gpu->stats().sightings, t.cpu->stats().sightings);
+}
+
+// A ring of eight rows, a hundred faults: as long as somebody polls, none is lost.
+TEST_F(MonitorGpu, TheRingIsEmptiedAndUsedAgain) {
+  Twins t({.depth = Depth::none, .extra_pools = false, .ring = 8});
+  t.prefill(1, 4, {});
+  std::set<Int> seen;
+  for (Int i = 1; i <= 100; ++i) {
+    t.gpu->on_free(0, Ints{i}, 3);  // free already
+    t.gpu->begin_step(t.batch(true));
+    t.gpu->end_step(t.batch(true));
+    check_cuda(cudaDeviceSynchronize());
+    for (int k = 0; k < 3; ++k) {
+      for (const Violation& v : t.gpu->poll()) {
+        EXPECT_EQ(v.reasons, Reason::double_owner);
+        EXPECT_TRUE(seen.insert(v.slot).second) << "slot " << v.slot << " twice";
+      }
+      check_cuda(cudaDeviceSynchronize());
+    }
+  }
+  EXPECT_EQ(seen.size(), 100u);
+  EXPECT_EQ(t.gpu->stats().dropped, 0u);
+}
+
+TEST_F(MonitorGpu, RaiseThrowsAtALaterStep) {
+  Twins t({.extra_pools = false, .mode = Mode::raise});
+  t.alloc({5, 6}, 4);
+  t.prefill(1, 4, {5, 6});
+  t.step();
+  t.read_again();
+  t.with_bytes(0, 0, 5, [](std::span<std::uint8_t> b) { b[3] ^= 1; });
+  t.table.send();
+  std::string what;
+  for (int i = 0; i < 100 && what.empty(); ++i) {
+    try {
+      t.gpu->begin_step(t.batch(true));
+      t.gpu->end_step(t.batch(true));
+      check_cuda(cudaDeviceSynchronize());
+    } catch (const RuntimeError& e) {
+      what = e.what();
+    }
+  }
+  EXPECT_NE(what.find("kv_bytes"), std::string::npos) << what;
+}
+
+// A pool goes, and its memory with it; the monitor goes on without it.
+TEST_F(MonitorGpu, APoolMayGoBeforeItsMonitor) {
+  Twins t({});
+  t.alloc({5, 6}, 4);
+  t.prefill(1, 4, {5, 6});
+  t.step();
+  t.both([](Monitor& m) { m.detach_pool(2); });
+  t.kv[2].clear();
+  for (int i = 0; i < 5; ++i) t.step();
+  t.both([](Monitor& m) { m.flush(); });
+  EXPECT_TRUE(t.gpu->poll().empty());
+  EXPECT_THROW(t.gpu->on_alloc(2, Ints{1}, 1), ValueError);
+  t.kv.clear();
+  t.gpu.reset();
+}
+
+TEST_F(MonitorGpu, ADumpOfAPoolOnTheGpuIsTheCpusDump) {
+  Twins t({});
+  t.alloc({5, 6, 7}, 4);
+  t.prefill(1, 4, {5, 6, 7});
+  t.step();
+  t.flip_byte(0, 6);
+  t.both([](Monitor& m) { m.flush(); });
+  std::vector<std::string> dumps;
+  for (Monitor* m : {t.cpu.get(), t.gpu.get()}) {
+    const std::string path = ::testing::TempDir() + "twin.dump";
+    write_dump(*m, path, {.bytes = DumpBytes::all});
+    std::ifstream in(path, std::ios::binary);
+    dumps.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+    std::filesystem::remove(path);
+  }
+  EXPECT_GT(dumps[0].size(), 1000u);
+  EXPECT_EQ(dumps[0], dumps[1]);
+}
+
+TEST_F(MonitorGpu, RawStateAndDigestsAreTheCpus) {
+  Twins t({});
+  t.alloc({5, 6, 7}, 4);
+  t.prefill(1, 4, {5, 6});
+  t.step();
+  for (int p = 0; p < t.pools(); ++p) {
+    for (const Int slot : {Int{5}, Int{6}, Int{7}, Int{8}, Int{995}, Int{-1}, Int{5000}}) {
+      EXPECT_EQ(t.gpu->state(p, slot), t.cpu->state(p, slot)) << p << " " << slot;
+      EXPECT_EQ(t.gpu->digest_of(p, slot), t.cpu->digest_of(p, slot)) << p << " " << slot;
+      EXPECT_EQ(t.gpu->slot_bytes(p, slot), t.cpu->slot_bytes(p, slot));
+    }
+    EXPECT_EQ(t.gpu->null_digest(p), t.cpu->null_digest(p));
+    EXPECT_EQ(t.gpu->num_sources(p), t.cpu->num_sources(p));
+    EXPECT_EQ(t.gpu->full_to_swa(p), t.cpu->full_to_swa(p));
+    EXPECT_EQ(t.gpu->slots_of(p, 1, 4, t.batch(true).req_to_token),
+              t.cpu->slots_of(p, 1, 4, t.batch(false).req_to_token));
+  }
+  EXPECT_EQ(t.gpu->request_digest(1, 2, t.batch(true)),
+            t.cpu->request_digest(1, 2, t.batch(false)));
+}
+
+TEST_F(MonitorGpu, WhatTheGpuCannotIsRefused) {
+  Twins t({.extra_pools = false});
+  t.prefill(1, 4, {5});
+  Batch tree = t.batch(true);
+  const Ints parents{-1};
+  tree.parents = parents;
+  EXPECT_THROW(t.gpu->begin_step(tree), NotImplementedError);
+  EXPECT_THROW(t.gpu->begin_step(t.batch(false)), ValueError);  // tables on the host
+  EXPECT_THROW(t.cpu->begin_step(t.batch(true)), ValueError);
+  EXPECT_THROW(t.cpu->begin_step(cuda::DeviceBatch{}, {}), ValueError);
+  EXPECT_THROW(t.gpu->on_attach(1, Twins::kRows, 0, 4), ValueError);
+  PoolSpec elsewhere = t.gpu->pool(0);
+  elsewhere.device = {};
+  EXPECT_THROW(t.gpu->add_pool(elsewhere), ValueError);
+  const PoolSpec here = t.gpu->pool(0);
+  EXPECT_THROW(Monitor({.format = Format::sglang}).add_pool(here), NotImplementedError);
+  EXPECT_THROW(Monitor({.source_digests = true}).add_pool(here), NotImplementedError);
+}
+
+// Forwards in two streams, the host ahead of both.
+TEST_F(MonitorGpu, StreamsTakeTurns) {
+  Twins t({.verify = VerifyPolicy::rolling, .extra_pools = false});
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& s : streams) {
+    check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  }
+  for (Int row = 1; row < 9; ++row) {
+    const auto owner = static_cast<Owner>(row);
+    Ints slots;
+    for (Int i = 0; i < 60; ++i) slots.push_back(row * 100 + i);
+    t.alloc(slots, owner);
+    t.prefill(row, owner, slots);
+    check_cuda(cudaDeviceSynchronize());  // of the test's own uploads
+    t.step({streams[row % 2]});
+    t.read_again();
+    for (int i = 0; i < 20; ++i) t.step({streams[(row + i) % 2]});
+    if (row % 3 != 0) continue;
+    t.free(slots, owner);
+    t.alloc({slots[0]}, owner + 100);
+  }
+  check_cuda(cudaDeviceSynchronize());
+  t.expect_equal("streams");
+  EXPECT_TRUE(t.by_gpu.empty());
+  for (cudaStream_t s : streams) check_cuda(cudaStreamDestroy(s));
+}
+
+/// A batch whose arrays lie on the device, filled anew before each use.
+struct OnDevice {
+  explicit OnDevice(const Twins& t) {
+    const auto bs = std::ssize(t.rows), n = std::ssize(t.ids);
+    const auto view = [](const DeviceBuffer& b, DType type, Int count) {
+      return TensorView(b.data(), type, {count}, kGpu);
+    };
+    batch.rows = view(rows, DType::i64, bs);
+    batch.prefix_lens = view(prefix, DType::i64, bs);
+    batch.extend_lens = view(extend, DType::i64, bs);
+    batch.owners = view(owners, DType::u32, bs);
+    batch.valid_lens = view(valid, DType::i64, bs);
+    batch.input_ids = view(ids, DType::i64, n);
+    batch.positions = view(positions, DType::i64, n);
+    batch.out_cache_loc = view(locations, DType::i64, n);
+    batch.req_to_token = t.batch(true).req_to_token;
+    batch.expected_tokens = t.batch(true).expected_tokens;
+  }
+  void send(const Twins& t) const {
+    const auto put = [](const DeviceBuffer& b, const auto& v) {
+      b.upload(v.data(), v.size() * sizeof v[0]);
+    };
+    put(rows, t.rows), put(prefix, t.prefix), put(extend, t.extend), put(owners, t.owners);
+    put(valid, t.valid), put(ids, t.ids), put(positions, t.positions);
+    put(locations, t.locations);
+    t.table.send();
+    t.expected.send();
+  }
+  DeviceBuffer rows{512}, prefix{512}, extend{512}, owners{512}, valid{512}, ids{512},
+      positions{512}, locations{512};
+  cuda::DeviceBatch batch;
+};
+
+/// One decode step of four requests, ready to be described.
+struct Decode {
+  explicit Decode(Twins& twins) : t(twins) {
+    for (Int row = 1; row <= 4; ++row) {
+      lengths.push_back(40);
+      Ints slots;
+      for (Int i = 0; i < 40; ++i) slots.push_back(next++);
+      t.alloc(slots, static_cast<Owner>(row));
+      t.prefill(row, static_cast<Owner>(row), slots);
+      t.step();
+    }
+  }
+  void next_step() {
+    t.clear_batch();
+    for (Int row = 1; row <= 4; ++row) {
+      Int& length = lengths[static_cast<std::size_t>(row - 1)];
+      const auto cell = static_cast<std::size_t>(row * Twins::kWidth + length);
+      const Int slot = next++;
+      t.alloc({slot}, static_cast<Owner>(row));
+      t.table.host[cell] = static_cast<std::int32_t>(slot);
+      t.expected.host[cell] = static_cast<std::int32_t>(slot + 7);
+      t.rows.push_back(row), t.owners.push_back(static_cast<Owner>(row));
+      t.prefix.push_back(length), t.extend.push_back(1), t.valid.push_back(length + 1);
+      t.ids.push_back(slot + 7), t.positions.push_back(length), t.locations.push_back(slot);
+      t.write_kv(slot);
+      ++length;
+    }
+  }
+  Twins& t;
+  Ints lengths;
+  Int next = 1;
+};
+
+// Both moments in one graph that is launched again and again over the same buffers; and a graph of
+// the forward alone, with the moments outside.
+TEST_F(MonitorGpu, GraphsHoldTheMoments) {
+  for (const bool inside : {true, false}) {
+    for (const Depth depth : {Depth::none, Depth::all}) {
+      Twins t({.depth = depth, .verify = VerifyPolicy::rolling});
+      Decode decode(t);
+      cudaStream_t stream = nullptr;
+      check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      const DeviceBuffer forward(1024);
+      std::unique_ptr<OnDevice> device;
+      cudaGraphExec_t exec = nullptr;
+      for (int step = 0; step < 30; ++step) {
+        decode.next_step();
+        if (device == nullptr) {
+          device = std::make_unique<OnDevice>(t);
+          check_cuda(cudaDeviceSynchronize());
+          cudaGraph_t graph = nullptr;
+          check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+          if (inside) t.gpu->begin_step(device->batch, {stream});
+          check_cuda(cudaMemsetAsync(forward.data(), step, 1024, stream));
+          if (inside) t.gpu->end_step(device->batch, {stream});
+          t.poll();  // while it is captured
+          check_cuda(cudaStreamEndCapture(stream, &graph));
+          check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+          check_cuda(cudaGraphDestroy(graph));
+        }
+        if (step == 12) t.flip_byte(0, 3);
+        if (step == 14) t.change_record(0, 90, [](Record& r) { r.token ^= 1; });
+        if (step == 16) t.ids[1] ^= 2;
+        if (step == 18) t.both([](Monitor& m) { m.on_attach(2, 2, 0, 9); });
+        if (step == 20) t.free({5}, 0);
+        device->send(t);
+        check_cuda(cudaDeviceSynchronize());
+        t.cpu->begin_step(t.batch(false));
+        t.cpu->end_step(t.batch(false));
+        if (inside) {
+          t.gpu->begin_replay(device->batch, {stream});
+          check_cuda(cudaGraphLaunch(exec, stream));
+        } else {
+          t.gpu->begin_step(device->batch, {stream});
+          check_cuda(cudaGraphLaunch(exec, stream));
+          t.gpu->end_step(device->batch, {stream});
+        }
+        check_cuda(cudaStreamSynchronize(stream));
+        t.poll();
+      }
+      t.expect_equal(inside ? "inside" : "outside");
+      EXPECT_GE(t.by_gpu.size(), depth == Depth::none ? 3u : 4u);
+      EXPECT_EQ(t.gpu->stats().records_written, t.cpu->stats().records_written);
+      EXPECT_EQ(t.gpu->stats().steps, t.cpu->stats().steps);
+      EXPECT_TRUE(t.gpu->health().empty());
+      check_cuda(cudaGraphExecDestroy(exec));
+      check_cuda(cudaStreamDestroy(stream));
+    }
+  }
+}
+
+// A graph that lost the moments is found out, although begin_replay() is called.
+TEST_F(MonitorGpu, AGraphWithoutTheMomentsIsAStall) {
+  Twins t({.depth = Depth::none, .extra_pools = false});
+  t.alloc({1, 2}, 1);
+  t.prefill(1, 1, {1, 2});
+  const OnDevice device(t);
+  device.send(t);
+  for (int i = 0; i < 300; ++i) t.gpu->begin_replay(device.batch, {});
+  EXPECT_FALSE(t.gpu->health().empty());
+}
+
+TEST_F(MonitorGpu, ModeNoneLaunchesNothing) {
+  Twins t({.extra_pools = false, .mode = Mode::none});
+  t.alloc({1, 2}, 1);
+  t.prefill(1, 1, {1, 2});
+  const OnDevice device(t);
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  t.gpu->begin_step(device.batch, {stream});
+  t.gpu->end_step(device.batch, {stream});
+  t.gpu->begin_step(t.batch(true), {stream});
+  check_cuda(cudaStreamEndCapture(stream, &graph));
+  std::size_t nodes = 1;
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
+  EXPECT_EQ(nodes, 0u);
+  check_cuda(cudaGraphDestroy(graph));
+  check_cuda(cudaStreamDestroy(stream));
+}
+
+// Another device is current when the monitor is called, and stays so.
+TEST_F(MonitorGpu, AnotherDeviceMayBeCurrent) {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count));
+  if (count < 2) GTEST_SKIP() << "one GPU only";
+  Twins t({.extra_pools = false});
+  t.alloc({1, 2}, 1);
+  t.prefill(1, 1, {1, 2});
+  t.table.send();
+  check_cuda(cudaSetDevice(1));
+  t.gpu->begin_step(t.batch(true));
+  t.gpu->end_step(t.batch(true));
+  t.gpu->flush();
+  EXPECT_TRUE(t.gpu->poll().empty());
+  int current = 0;
+  check_cuda(cudaGetDevice(&current));
+  EXPECT_EQ(current, 1);
+  check_cuda(cudaSetDevice(0));
+  EXPECT_EQ(t.gpu->stats().records_written, 2u);
+}
+
+}  // namespace
+}  // namespace serinus::canary
