@@ -160,7 +160,7 @@ std::vector<Injected> Injector::before_step(const Batch& batch, std::span<std::i
 }
 
 std::vector<Injected> Injector::after_step(const Batch& batch) {
-  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()), device);
+  check_batch(batch, static_cast<std::size_t>(monitor_.num_pools()), {});
   std::vector<Injected> done;
   if (draw(Perturbation::kv_post_forward)) {
     const PoolSpec& spec = monitor_.pool(options_.pool);
