@@ -241,7 +241,7 @@ def test_verify(seed: int, device: str) -> None:
     rng = random.Random(seed)
     pair = Pair(rng, device)
     records, slots = pair.model.records, pair.slots
-    capacity = rng.randrange(1, 60)
+    capacity = 40_000 if seed == 5 else rng.randrange(1, 60)  # more than SGLang's grid has threads
     entries = []
     for _ in range(capacity):
         slot, prev = rng.randrange(slots), rng.choice([-1, -9, 0, rng.randrange(slots)])
@@ -275,14 +275,21 @@ def test_write(seed: int, device: str) -> None:
     pair = Pair(rng, device)
     free = list(range(pair.slots))
     rng.shuffle(free)
-    # Rows run in any order: what one writes no other reads or writes. A row may write one slot twice.
+    # Rows run in any order: what one writes no other reads or writes. A row may write a slot twice and leaves the later
+    # record: on the CPU any slot, on a GPU slot 0, which stands for evicted and padded tokens.
     capacity = rng.randrange(1, 6)
     offsets, seeds, slots, positions = [0], [], [], []
     for _ in range(capacity):
-        seeds.append(rng.choice([-1, -4, free.pop()]) if free else -1)
+        seeds.append(free.pop() if free and rng.random() < 0.4 else rng.choice([-1, -4]))
         own = [free.pop() for _ in range(min(len(free), rng.randrange(8)))]
-        n = rng.randrange(1, 14) if own else 0
-        slots += [rng.choice([*own, -1, -6]) for _ in range(n)]
+        if seed % 2 and 0 in free:
+            free.remove(0)
+            own += [0, 0]
+        n = rng.choice([rng.randrange(1, 14), rng.randrange(500)]) if own else 0
+        chosen = [rng.choice([*own, -1, -6]) for _ in range(n)]
+        if device != "cpu":
+            chosen = [slot if slot <= 0 or slot not in chosen[:i] else -1 for i, slot in enumerate(chosen)]
+        slots += chosen
         start = pair.model.records[seeds[-1]][1] + 1 if seeds[-1] >= 0 else rng.randrange(9)
         positions += [signed(start + i) if rng.random() < 0.8 else number(rng) for i in range(n)]
         offsets.append(offsets[-1] + n)
@@ -315,7 +322,8 @@ def test_write(seed: int, device: str) -> None:
 @SEEDS
 def test_plan(seed: int, device: str) -> None:
     rng = random.Random(2000 + seed)
-    bs, table_rows, length = rng.randrange(0, 12), rng.randrange(1, 8), rng.randrange(1, 40)
+    bs = 4096 if seed == 7 else rng.randrange(0, 12)  # the most that a plan takes
+    table_rows, length = rng.randrange(1, 8), rng.randrange(1, 40)
     slots = rng.randrange(4, 200)
     table = [[rng.choice([0, -1, *[rng.randrange(slots)] * 6]) for _ in range(length)] for _ in range(table_rows)]
     rows = [rng.choice([0, *range(table_rows)]) for _ in range(bs)]

@@ -131,13 +131,22 @@ __device__ std::int64_t position_before(const WriteParams& p, const WriteRow& ro
   return load(p.context, row.seed, alignment).position;
 }
 
+/// A row may write slot 0 more than once, where it stands for tokens that are evicted or padding:
+/// the last entry's record is to stay. The latest that a helper has seen of a row.
+struct SlotZero {
+  std::int64_t entry;  ///< -1: none
+  std::uint64_t hash;  ///< the chain before it
+};
+
 /// Does for every third batch of a row all that is not the chain: loads, checks, stores.
 __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, Batch& batch,
-                         int alignment, std::int64_t& entries, std::int64_t& out_of_range) {
+                         SlotZero& zero, int alignment, std::int64_t& entries,
+                         std::int64_t& out_of_range) {
   const ContextParams& c = p.context;
   const int lane = lane_id();
   const bool check_positions =
       row.seed_exists && row.seed >= 0 && *c.enable_chain_position_assert != 0;
+  SlotZero last{-1, 0};  // that this lane has seen
   for (std::int64_t base = row.begin + helper * Batch::kEntries; base < row.end;
        base += kHelpers * Batch::kEntries) {
     for (int part = 0; part < Batch::kParts; ++part) {
@@ -167,7 +176,9 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
       const bool stamped = (mask >> lane & 1) != 0;
       const std::uint64_t hash = hash_in(batch.z[part * kWarp + lane]);
       if (stamped) {
-        std::uint8_t* const to = c.records + p.slots[i] * c.stride;
+        const std::int64_t slot = p.slots[i];
+        if (slot == 0) last = {i, hash};
+        std::uint8_t* const to = c.records + slot * c.stride;
         if (c.num_sources > 0) {
           store_word(to + 16, hash, alignment);
         } else {
@@ -193,11 +204,32 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
       }
     }
   }
+  std::int64_t latest = last.entry;
+#pragma unroll
+  for (int d = kWarp / 2; d > 0; d /= 2)
+    latest = max(latest, __shfl_xor_sync(kAllLanes, latest, d));
+  if (latest >= 0 && last.entry == latest) zero = last;
+}
+
+/// After all of a row: the record of its last entry for slot 0, once more. One thread calls it.
+__device__ void settle_slot_zero(const WriteParams& p, SlotZero* zeros, int alignment) {
+  SlotZero last{-1, 0};
+  for (int helper = 0; helper < kHelpers; ++helper) {
+    if (zeros[helper].entry > last.entry) last = zeros[helper];
+    zeros[helper].entry = -1;
+  }
+  if (last.entry < 0) return;
+  store_words(p.context.records, u64(p.tokens[last.entry]), u64(p.positions[last.entry]),
+              alignment);
+  store_word(p.context.records + 16, last.hash, alignment);
 }
 
 /// A CTA's rows: one warp walks, the others help.
 __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t cta,
                            std::int64_t ctas, Batch* batches, int alignment) {
+  __shared__ SlotZero zeros[kHelpers];
+  if (threadIdx.x < kHelpers) zeros[threadIdx.x].entry = -1;
+  __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   std::int64_t entries = 0;
   std::int64_t out_of_range = 0;
@@ -208,8 +240,12 @@ __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t
     if (warp == 0) {
       walk_row(p, row, batches, alignment);
     } else {
-      help_row(p, row, warp - 1, batches[warp - 1], alignment, entries, out_of_range);
+      help_row(p, row, warp - 1, batches[warp - 1], zeros[warp - 1], alignment, entries,
+               out_of_range);
     }
+    __syncthreads();
+    // A helper touches its place again once this warp has walked the next row.
+    if (threadIdx.x == 0) settle_slot_zero(p, zeros, alignment);
   }
   add(p.context.slot_run_counter, entries);
   add(p.context.out_of_range_counter, out_of_range);
