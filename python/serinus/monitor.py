@@ -81,7 +81,9 @@ class Batch:
     expected_tokens: int32 [rows, max_len], and valid_lens, how much of each request's row is known: independent truth
     pools: numbers of the pools that this forward reads and writes; default all
 
-    Lists are int64 tensors on the CPU (looked at in place) or sequences of ints.
+    Lists are int64 tensors on the CPU (looked at in place) or sequences of ints; the tables lie where the pools are.
+    Where ``rows`` is a tensor on a GPU, everything is (int64, owners int32 or uint32; no parents): such a batch can be
+    captured in a CUDA graph, and is read in stream order.
     """
 
     __slots__ = (
@@ -147,7 +149,11 @@ def config_from_sglang_flags(
 
 
 class Monitor:
-    """Watches pools of KV in CPU memory. Calls come from one thread at a time; :meth:`poll` and the counts from any.
+    """Watches pools of KV, in CPU memory or on a GPU. Calls come from one thread at a time; :meth:`poll` and the counts
+    from any.
+
+    Pools on a GPU (format serinus): announcements go along with the next step, in its stream; the moments are launches
+    that nothing waits for, so what they find arrives with a later poll. docs/design/canary_cuda.md.
 
     format: "serinus" (owner, life, chain and digest of every byte) or "sglang" (bit-exact with SGLang's records)
     depth: how much of a token's KV is digested: "none", "partial" (16 bytes at each end of a source), "all"
@@ -198,14 +204,16 @@ class Monitor:
         window: int = 0,
         full_to_swa: Any = None,
         token_offset: int = 0,
+        table_rows: int = 4096,
     ) -> int:
         """Attaches a pool; returns its number. Its memory must stay at its place, and is kept alive.
 
         layout: :func:`serinus.kv_layout`, or a KvLayout of your own
-        buffers: CPU tensors of any dtype, layer-major (buffer b of layer l at l * layout.num_buffers + b); dense, or
-            with the pages as first dimension and its stride free (pages interleaved over layers)
+        buffers: tensors of any dtype, all on one device, layer-major (buffer b of layer l at l * layout.num_buffers +
+            b); dense, or with the pages as first dimension and its stride free (pages interleaved over layers)
         kind: "full", "swa" (window, full_to_swa: int64 tensor) or "draft" (token_offset 1)
         num_slots: default is what the buffers hold; slot 0 is the null slot, "clean" or "scratch" (padding writes it)
+        table_rows: on a GPU, rows of the request table that :meth:`on_attach` may name
         """
         given = {
             "name": name,
@@ -216,6 +224,7 @@ class Monitor:
             "window": window,
             "full_to_swa": full_to_swa,
             "token_offset": token_offset,
+            "table_rows": table_rows,
         }
         number = self._core.add_pool(layout, list(buffers), given)
         self._kept[number] = (tuple(buffers), full_to_swa)
@@ -273,28 +282,38 @@ class Monitor:
 
     # ---- the moments
 
-    def begin_step(self, batch: Batch) -> None:
-        """Head: verifies what happened between the steps. Before the forward."""
-        self._core.begin_step(batch)
+    # stream: where the work of pools on a GPU runs; default is the current stream of the table's framework
 
-    def end_step(self, batch: Batch) -> None:
+    def begin_step(self, batch: Batch, *, stream: Any = None) -> None:
+        """Head: verifies what happened between the steps. Before the forward."""
+        self._core.begin_step(batch, stream)
+
+    def end_step(self, batch: Batch, *, stream: Any = None) -> None:
         """Tail: verifies what the forward trampled, stamps the new tokens, sweeps. After the forward."""
-        self._core.end_step(batch)
+        self._core.end_step(batch, stream)
 
     @contextlib.contextmanager
-    def step(self, batch: Batch) -> Iterator[None]:
+    def step(self, batch: Batch, *, stream: Any = None) -> Iterator[None]:
         """``with monitor.step(batch): forward()``. A forward that raises ends the step unstamped."""
-        self.begin_step(batch)
+        self.begin_step(batch, stream=stream)
         yield
-        self.end_step(batch)
+        self.end_step(batch, stream=stream)
 
-    def verify_now(self, moment: str, owner: int, row: int, begin: int, end: int, tables: Batch) -> None:
+    def begin_replay(self, batch: Batch, *, stream: Any = None) -> None:
+        """Before each launch of a graph that holds both moments: what was announced since it was captured or launched,
+        and the checks that are due for it. ``batch`` is the captured one.
+        """
+        self._core.begin_replay(batch, stream)
+
+    def verify_now(
+        self, moment: str, owner: int, row: int, begin: int, end: int, tables: Batch, *, stream: Any = None
+    ) -> None:
         """Verifies cells [begin, end) of one request now, outside the budget."""
-        self._core.verify_now(moment, owner, row, begin, end, tables)
+        self._core.verify_now(moment, owner, row, begin, end, tables, stream)
 
-    def stamp_now(self, batch: Batch) -> None:
+    def stamp_now(self, batch: Batch, *, stream: Any = None) -> None:
         """Stamps the batch's tokens outside a step: a write that lands late."""
-        self._core.stamp_now(batch)
+        self._core.stamp_now(batch, stream)
 
     def request_digest(self, row: int, length: int, tables: Batch) -> int:
         """Digest of what is cached for a request, without slot numbers: equal on all ranks."""
@@ -368,14 +387,28 @@ class Monitor:
         return self._core.state(pool, slot)
 
     def records(self, pool: int) -> Any:
-        """The pool's records as a structured numpy array over the monitor's own memory. Writing it injects faults."""
-        return self._core.records(pool).view(RECORD_DTYPE)[:, 0]
+        """The pool's records as a structured numpy array: over the monitor's own memory, where writing injects faults;
+        of a pool on a GPU a copy (:meth:`set_record` injects).
+        """
+        return self._raw(pool, self._core.records(pool).view(RECORD_DTYPE)[:, 0])
 
     def ledger(self, pool: int) -> Any:
         """The pool's ledger, as :meth:`records`. Empty with the sglang format."""
-        return self._core.ledger(pool).view(LEDGER_DTYPE)[:, 0]
+        return self._raw(pool, self._core.ledger(pool).view(LEDGER_DTYPE)[:, 0])
 
     def source_digests(self, pool: int) -> Any:
-        """uint32 [slots, sources] over the monitor's own memory. Empty unless they are kept."""
+        """uint32 [slots, sources], as :meth:`records`. Empty unless they are kept."""
         words = self._core.source_digests(pool).view("<u4")
-        return words.reshape(-1, max(1, self._core.num_sources(pool)))
+        return self._raw(pool, words.reshape(-1, max(1, self._core.num_sources(pool))))
+
+    def _raw(self, pool: int, array: Any) -> Any:
+        # Of a pool on a GPU the library keeps its copy until the next call only.
+        return array if self._core.device(pool) == "cpu" else array.copy()
+
+    def set_record(self, pool: int, slot: int, record: Any) -> None:
+        """Puts a record, of 32 bytes, where somebody else might have put it: for tests and drills."""
+        self._core.set_record(pool, slot, record)
+
+    def slot_bytes(self, pool: int, slot: int) -> bytes:
+        """The slot's KV bytes, segment by segment, layer by layer. Waits for a GPU."""
+        return self._core.slot_bytes(pool, slot)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <serinus/canary.h>
+#include <serinus/canary_cuda.h>
 
 #include "numbers.h"
 #include "tensor.h"
@@ -44,6 +45,7 @@ class BatchView {
   }
 
   canary::Batch view;
+  Device device() const noexcept { return view.req_to_token.device; }
 
  private:
   static nb::object attribute(nb::handle batch, const char* name) { return batch.attr(name); }
@@ -53,6 +55,44 @@ class BatchView {
   std::vector<canary::Owner> owners_;
   Numbers rows_, prefix_lens_, extend_lens_, input_ids_, positions_, out_cache_loc_, parents_,
       valid_lens_;
+};
+
+/// The same where all of its arrays lie on a GPU.
+class DeviceBatchView {
+ public:
+  explicit DeviceBatchView(nb::handle batch) {
+    const auto take = [&](const char* name) {
+      return tensors_.take(name, nb::object(batch.attr(name)));
+    };
+    const auto take_optional = [&](const char* name) {
+      return tensors_.take_optional(name, nb::object(batch.attr(name)));
+    };
+    narrow("pools", nb::object(batch.attr("pools")), pools);
+    view.rows = take("rows");
+    view.prefix_lens = take("prefix_lens");
+    view.extend_lens = take("extend_lens");
+    view.owners = take("owners");
+    view.req_to_token = take("req_to_token");
+    if (const auto t = take_optional("input_ids")) view.input_ids = *t;
+    if (const auto t = take_optional("positions")) view.positions = *t;
+    if (const auto t = take_optional("out_cache_loc")) view.out_cache_loc = *t;
+    view.expected_tokens = take_optional("expected_tokens");
+    view.valid_lens = take_optional("valid_lens");
+  }
+
+  /// Whether `batch` is one of these: its rows say it.
+  static bool is(nb::handle batch) {
+    Tensors tensors;
+    const nb::object rows = batch.attr("rows");
+    return tensors.take_or_absent("rows", rows).device.type == DeviceType::cuda;
+  }
+
+  canary::cuda::DeviceBatch view;
+  std::vector<int> pools;
+  Device device() const noexcept { return view.req_to_token.device; }
+
+ private:
+  Tensors tensors_;
 };
 
 }  // namespace serinus::python

@@ -63,9 +63,8 @@ canary::Options options_of(const nb::dict& given) {
 
 // A buffer of pages: the first dimension counts them where the tensor is strided, the rest of a
 // page is dense. A dense tensor may have any shape.
-KvBuffer buffer_of(const std::string& name, Tensors& tensors, nb::handle object) {
-  const TensorView view = tensors.take(name, object);
-  check_device(name, view, {});
+KvBuffer buffer_of(const std::string& name, const TensorView& view, Device device) {
+  check_device(name, view, device);
   const std::int64_t size = size_of(view.dtype);
   KvBuffer b;
   b.data = view.as<std::uint8_t>();
@@ -95,18 +94,67 @@ int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
                                     {"draft", canary::PoolKind::draft}});
   p.layout = layout;
   p.num_layers = static_cast<int>(number("num_layers"));
+  const Numbers full_to_swa("full_to_swa", nb::object(given["full_to_swa"]), Numbers::anywhere);
   for (std::size_t i = 0; i < nb::len(buffers); ++i) {
-    p.buffers.push_back(buffer_of("buffers[" + std::to_string(i) + "]", tensors, buffers[i]));
+    const std::string name = "buffers[" + std::to_string(i) + "]";
+    const TensorView view = tensors.take(name, buffers[i]);
+    if (i == 0) p.device = view.device;  // and the others with it
+    p.buffers.push_back(buffer_of(name, view, p.device));
   }
+  if (p.buffers.empty()) p.device = full_to_swa.device();
   p.num_slots = given["num_slots"].is_none() ? slots_in(layout, p.buffers) : number("num_slots");
   p.null_slot = named<canary::NullSlot>(
       "null_slot", word("null_slot"),
       {{"clean", canary::NullSlot::clean}, {"scratch", canary::NullSlot::scratch}});
   p.window = number("window");
-  const Numbers full_to_swa("full_to_swa", nb::object(given["full_to_swa"]));
   p.full_to_swa = full_to_swa.span();
   p.token_offset = static_cast<int>(number("token_offset"));
+  p.table_rows = number("table_rows");
   return monitor.add_pool(std::move(p));
+}
+
+// Where the table is, whose framework knows the current stream.
+template <class View>
+Stream stream_of(nb::handle stream, nb::handle batch, const View& view) {
+  return stream_for(stream, nb::object(batch.attr("req_to_token")), view.device());
+}
+
+// Calls `on_device` or `on_host`, with the batch as it lies and the stream.
+template <class OnDevice, class OnHost>
+void with_batch(nb::handle batch, nb::handle stream, const OnDevice& on_device,
+                const OnHost& on_host) {
+  if (DeviceBatchView::is(batch)) {
+    const DeviceBatchView b(batch);
+    const Stream s = stream_of(stream, batch, b);
+    const nb::gil_scoped_release release;
+    on_device(b, s);
+  } else {
+    const BatchView b(batch);
+    const Stream s = stream_of(stream, batch, b);
+    const nb::gil_scoped_release release;
+    on_host(b, s);
+  }
+}
+
+void begin_step(Monitor& monitor, nb::handle batch, nb::handle stream) {
+  with_batch(
+      batch, stream,
+      [&](const DeviceBatchView& b, Stream s) { monitor.begin_step(b.view, s, b.pools); },
+      [&](const BatchView& b, Stream s) { monitor.begin_step(b.view, s); });
+}
+
+void end_step(Monitor& monitor, nb::handle batch, nb::handle stream) {
+  with_batch(
+      batch, stream,
+      [&](const DeviceBatchView& b, Stream s) { monitor.end_step(b.view, s, b.pools); },
+      [&](const BatchView& b, Stream s) { monitor.end_step(b.view, s); });
+}
+
+void begin_replay(Monitor& monitor, nb::handle batch, nb::handle stream) {
+  const DeviceBatchView b(batch);
+  const Stream s = stream_of(stream, batch, b);
+  const nb::gil_scoped_release release;
+  monitor.begin_replay(b.view, s, b.pools);
 }
 
 canary::Moment moment_named(const std::string& word) {
@@ -114,6 +162,15 @@ canary::Moment moment_named(const std::string& word) {
                                {{"head", canary::Moment::head},
                                 {"tail", canary::Moment::tail},
                                 {"sweep", canary::Moment::sweep}});
+}
+
+void verify_now(Monitor& monitor, const std::string& moment, canary::Owner owner, std::int64_t row,
+                std::int64_t begin, std::int64_t end, nb::handle tables, nb::handle stream) {
+  const BatchView b(tables);
+  const Stream s = stream_of(stream, tables, b);
+  const canary::Moment m = moment_named(moment);
+  const nb::gil_scoped_release release;
+  monitor.verify_now(m, owner, row, begin, end, b.view, s);
 }
 
 nb::list poll(Monitor& monitor) {
@@ -301,26 +358,20 @@ void bind_monitor(nb::module_& m) {
            [](Monitor& self, const std::string& path) {
              self.log_to(path.empty() ? nullptr : std::make_shared<canary::FileSink>(path));
            })
-      .def("begin_step",
-           [](Monitor& self, nb::handle batch) {
-             const BatchView b(batch);
-             const nb::gil_scoped_release release;
-             self.begin_step(b.view);
-           })
-      .def("end_step",
-           [](Monitor& self, nb::handle batch) {
-             const BatchView b(batch);
-             const nb::gil_scoped_release release;
-             self.end_step(b.view);
-           })
-      .def("verify_now",
-           [](Monitor& self, const std::string& moment, canary::Owner owner, std::int64_t row,
-              std::int64_t begin, std::int64_t end, nb::handle tables) {
-             const BatchView b(tables);
-             self.verify_now(moment_named(moment), owner, row, begin, end, b.view);
-           })
-      .def("stamp_now",
-           [](Monitor& self, nb::handle batch) { self.stamp_now(BatchView(batch).view); })
+      .def("begin_step", &begin_step, "batch"_a, "stream"_a.none())
+      .def("end_step", &end_step, "batch"_a, "stream"_a.none())
+      .def("begin_replay", &begin_replay, "batch"_a, "stream"_a.none())
+      .def("verify_now", &verify_now, "moment"_a, "owner"_a, "row"_a, "begin"_a, "end"_a,
+           "tables"_a, "stream"_a.none())
+      .def(
+          "stamp_now",
+          [](Monitor& self, nb::handle batch, nb::handle stream) {
+            const BatchView b(batch);
+            const Stream s = stream_of(stream, batch, b);
+            const nb::gil_scoped_release release;
+            self.stamp_now(b.view, s);
+          },
+          "batch"_a, "stream"_a.none())
       .def("request_digest",
            [](const Monitor& self, std::int64_t row, std::int64_t length, nb::handle tables) {
              const BatchView b(tables);
@@ -344,6 +395,23 @@ void bind_monitor(nb::module_& m) {
            })
       .def("num_sources", &Monitor::num_sources)
       .def("digest_of", &Monitor::digest_of)
+      .def("device",
+           [](const Monitor& self, int pool) { return device_string(self.pool(pool).device); })
+      .def("set_record",
+           [](Monitor& self, int pool, std::int64_t slot, nb::handle record) {
+             Tensors tensors;
+             const auto records =
+                 items_in<const canary::Record>("record", tensors, record, Access::read);
+             check_entries("record", records.size(), "one slot", 1);
+             if (slot < 0 || slot >= self.pool(pool).num_slots)
+               throw nb::index_error("no such slot");
+             self.set_record(pool, slot, records.front());
+           })
+      .def("slot_bytes",
+           [](const Monitor& self, int pool, std::int64_t slot) {
+             const std::vector<std::uint8_t> bytes = self.slot_bytes(pool, slot);
+             return nb::bytes(bytes.data(), bytes.size());
+           })
       .def("metrics_text",
            [](const Monitor& self, const std::string& name) {
              const canary::MetricsSample sample = canary::metrics_sample(self, name);

@@ -22,8 +22,11 @@ namespace serinus::python {
 /// Keeps what a span looks at.
 class Numbers {
  public:
-  /// A one-dimensional int64 tensor on the CPU, or a sequence of ints. None is empty.
-  Numbers(std::string_view name, nb::handle object) {
+  enum Where : std::uint8_t { on_cpu, anywhere };
+
+  /// A one-dimensional int64 tensor, on the CPU or `anywhere`, or a sequence of ints. None is
+  /// empty.
+  Numbers(std::string_view name, nb::handle object, Where where = on_cpu) {
     if (object.is_none()) return;
     if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object) ||
         PyRange_Check(object.ptr())) {
@@ -35,10 +38,11 @@ class Numbers {
       return;
     }
     const TensorView view = tensors_.take(name, object);
-    check_device(name, view, {});
+    if (where == on_cpu) check_device(name, view, {});
     check_rank(name, view, 1, "(n,)");
     check_dtype(name, view, DType::i64);
     check_contiguous(name, view);
+    device_ = view.device;
     span_ = {view.as<const std::int64_t>(), static_cast<std::size_t>(view.shape[0])};
   }
   Numbers(const Numbers&) = delete;
@@ -46,12 +50,21 @@ class Numbers {
 
   /// Valid as long as this object.
   std::span<const std::int64_t> span() const noexcept { return span_; }
+  Device device() const noexcept { return device_; }
 
  private:
   Tensors tensors_;
   std::vector<std::int64_t> own_;
   std::span<const std::int64_t> span_;
+  Device device_{};
 };
+
+/// Raises serinus.ValueError where two things that belong together differ in length.
+inline void check_entries(const char* name, std::size_t got, const char* as, std::size_t want) {
+  if (got == want) return;
+  raise(errors::Page::canary_lengths_differ,
+        {{"name", name}, {"got", std::to_string(got)}, {"as", as}, {"want", std::to_string(want)}});
+}
 
 /// Numbers of a smaller type, copied: owners, pools.
 template <class T>

@@ -12,7 +12,6 @@
 #include <serinus/canary_ranks.h>
 
 #include "base/checks.h"
-#include "base/raise.h"
 #include "bind.h"
 #include "numbers.h"
 #include "tensor.h"
@@ -22,12 +21,6 @@ namespace serinus::python {
 namespace {
 
 using canary::Monitor;
-
-void check_entries(const char* name, std::size_t got, const char* as, std::size_t want) {
-  if (got == want) return;
-  raise(errors::Page::canary_lengths_differ,
-        {{"name", name}, {"got", std::to_string(got)}, {"as", as}, {"want", std::to_string(want)}});
-}
 
 nb::bytes request_digests(Monitor& monitor, int pool, nb::handle owners, nb::handle rows,
                           nb::handle lengths, nb::handle req_to_token) {
