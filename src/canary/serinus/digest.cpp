@@ -165,11 +165,24 @@ void nh_batch(const std::uint8_t* const* rows, const std::uint8_t* const* ahead,
 /// What slots add up to, of the right class and not reduced, in two halves: far below 2^120.
 struct Terms {
   std::uint64_t low[kBatch], high[kBatch];
+  bool fresh = true;  ///< nothing there yet
 
-  void add(std::int64_t i, hash::u128 x) {
-    const hash::u128 sum = get(i) + x;
-    low[i] = static_cast<std::uint64_t>(sum);
-    high[i] = static_cast<std::uint64_t>(sum >> 64);
+  void set(std::int64_t i, hash::u128 x) {
+    low[i] = static_cast<std::uint64_t>(x);
+    high[i] = static_cast<std::uint64_t>(x >> 64);
+  }
+  void clear(std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) set(i, 0);
+    fresh = false;
+  }
+  /// Adds a block of each slot, and `more`.
+  void add(const std::uint64_t* nh, std::int64_t n, hash::BlockKeys keys, std::uint64_t more) {
+    if (fresh) {
+      for (std::int64_t i = 0; i < n; ++i) set(i, more + hash::block_term(nh[i], keys));
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) set(i, get(i) + more + hash::block_term(nh[i], keys));
+    }
+    fresh = false;
   }
   hash::u128 get(std::int64_t i) const { return hash::u128{high[i]} << 64 | low[i]; }
 };
@@ -189,9 +202,7 @@ void add_source(const PreparedSource& s, const std::uint8_t* const* rows,
       parts[i] = ends[i];
     }
     nh_batch(parts, parts, num_rows, 0, 0, 32, nh);
-    for (std::int64_t i = 0; i < num_rows; ++i) {
-      terms.add(i, s.length_term + hash::block_term(nh[i], s.keys[0]));
-    }
+    terms.add(nh, num_rows, s.keys[0], s.length_term);
     return;
   }
   std::uint64_t first = s.length_term;
@@ -201,10 +212,7 @@ void add_source(const PreparedSource& s, const std::uint8_t* const* rows,
     // A long row is asked for a block ahead, the next one when it ends.
     const bool last = j + 1 == s.keys.size();
     nh_batch(rows, last ? ahead : rows, num_rows, offset, last ? 0 : offset + hash::kBlock, n, nh);
-    const hash::BlockKeys keys = s.keys[j];
-    for (std::int64_t i = 0; i < num_rows; ++i) {
-      terms.add(i, first + hash::block_term(nh[i], keys));
-    }
+    terms.add(nh, num_rows, s.keys[j], first);
     first = 0;
   }
 }
@@ -238,8 +246,7 @@ void digest_slots(std::span<const PreparedSource> sources, std::int64_t page_siz
     const std::int64_t count = std::min(batch, n - i);
     const std::int64_t num_rows = (count + kRows - 1) / kRows * kRows;
     Terms terms;
-    std::fill_n(terms.low, num_rows, 0);
-    std::fill_n(terms.high, num_rows, 0);
+    if (contributions != nullptr) terms.clear(num_rows);
     for (std::size_t k = 0; k < sources.size(); ++k) {
       const PreparedSource& s = sources[k];
       if (small) {
@@ -257,6 +264,7 @@ void digest_slots(std::span<const PreparedSource> sources, std::int64_t page_siz
             hash::canonical(terms.get(r) - before.get(r));
       }
     }
+    if (terms.fresh) terms.clear(num_rows);  // no source, or only empty ones
     for (std::int64_t r = 0; r < count; ++r) {
       digests[i + r] = hash::finish(hash::reduce(terms.get(r)), depth);
     }
