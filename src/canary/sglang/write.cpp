@@ -74,20 +74,18 @@ struct KnownChain {
   void add(std::uint64_t, std::uint64_t) const noexcept {}
 };
 
-// Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
-// `stamp(i, record)` is called for every entry that is written. Both in order of the entries.
-template <class Chain, class Folded, class Stamp>
-void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const Folded& folded,
-              const Stamp& stamp) {
+template <bool kChecks, class Chain, class Folded, class Stamp>
+void walk(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const Folded& folded,
+          const Stamp& stamp) {
   // Nothing but a chain may wait: what the loop needs is local, as the compiler must assume that a
   // stamp changes all other memory.
   const std::int64_t* const slots = p.slots;
   const std::int64_t* const tokens = p.tokens;
   const std::int64_t* const positions = p.positions;
   const std::int64_t end = row.end;
-  const bool check_inputs = p.expected_tokens != nullptr;
-  const bool check_positions = row.check_positions;
-  const bool seed_exists = row.seed_exists;
+  const bool check_inputs = kChecks && p.expected_tokens != nullptr;
+  const bool check_positions = kChecks && row.check_positions;
+  const bool seed_exists = !kChecks || row.seed_exists;
   std::int64_t next_position = i64(u64(row.position) + 1);
   std::int64_t entries = 0;
   for (std::int64_t i = row.begin; i < end; ++i) {
@@ -122,6 +120,19 @@ void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, c
     chain.add(u64(token), u64(position));
   }
   tally.entries += entries;
+}
+
+// Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
+// `stamp(i, record)` is called for every entry that is written. Both in order of the entries. Where
+// nothing is to be checked the loop calls nobody, and the chain stays in a register.
+template <class Chain, class Folded, class Stamp>
+void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const Folded& folded,
+              const Stamp& stamp) {
+  if (p.expected_tokens != nullptr || row.check_positions || !row.seed_exists) {
+    walk<true>(p, row, chain, tally, folded, stamp);
+  } else {
+    walk<false>(p, row, chain, tally, folded, stamp);
+  }
 }
 
 // Every entry in at most one row, rows in the order of their entries.
