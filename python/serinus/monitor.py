@@ -375,7 +375,7 @@ class Monitor:
         return self._core.stats()
 
     def pool_stats(self) -> list[dict[str, Any]]:
-        """By pool number: name, num_slots, live_slots, and violations by reason."""
+        """By pool number: name, kind, num_slots, live_slots, and violations by reason."""
         return self._core.pool_stats()
 
     def metrics_text(self, name: str = "") -> str:

@@ -10,6 +10,7 @@
 
 #include "bind.h"
 #include "canary/sglang/params.h"
+#include "numbers.h"
 #include "tensor.h"
 
 namespace serinus::python {
@@ -28,7 +29,7 @@ struct Reader {
     return tensors.take(attribute, nb::object(object.attr(attribute)), access);
   }
   std::int64_t number(const char* attribute) const {
-    return nb::cast<std::int64_t>(nb::object(object.attr(attribute)));
+    return number_in(attribute, nb::object(object.attr(attribute)));
   }
 };
 
@@ -150,8 +151,7 @@ void translate(nb::handle slots, nb::handle full_to_swa_index_mapping, nb::handl
 
 sg::ViolationRow row_of(nb::handle fields) {
   std::int64_t f[sg::kViolationFields];
-  for (std::size_t i = 0; i < std::size(f); ++i)
-    f[i] = nb::cast<std::int64_t>(nb::object(fields[i]));
+  for (std::size_t i = 0; i < std::size(f); ++i) f[i] = number_in("row", nb::object(fields[i]));
   return {f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]};
 }
 

@@ -23,8 +23,8 @@ namespace {
 canary::DumpRow row_of(nb::handle given) {
   canary::DumpRow row;
   const nb::object get = given.attr("get");
-  row.owner = nb::cast<canary::Owner>(nb::object(given["owner"]));
-  row.row = nb::cast<std::int64_t>(nb::object(given["row"]));
+  row.owner = number_in<canary::Owner>("owner", nb::object(given["owner"]));
+  row.row = number_in("row", nb::object(given["row"]));
   narrow("pools", get("pools"), row.pools);
   narrow("cells", nb::object(given["cells"]), row.cells);
   narrow("tokens", get("tokens"), row.tokens);

@@ -73,8 +73,9 @@ void bind_inject(nb::module_& m) {
             options.warmup_steps = warmup_steps;
             options.pool = pool;
             for (const auto& [word, chance] : probability) {
-              const auto p = perturbation_named(nb::cast<std::string>(word));
-              options.probability[static_cast<std::size_t>(p)] = nb::cast<double>(chance);
+              const auto p = perturbation_named(text_in(word));
+              options.probability[static_cast<std::size_t>(p)] =
+                  nb::cast<double>(nb::float_(chance));
             }
             new (self) canary::Injector(monitor, options);
           },

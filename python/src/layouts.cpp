@@ -2,11 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <serinus/kv_layout.h>
 
@@ -78,12 +80,11 @@ void bind_layouts(nb::module_& m) {
   nb::class_<KvLayout>(m, "KvLayout")
       .def(
           "__init__",
-          [](KvLayout* self, std::string name, std::int64_t page_size, const nb::list& page_bytes,
-             const nb::list& segments, std::string source) {
-            KvLayout layout{std::move(name), page_size, {}, {}, std::move(source)};
-            for (const nb::handle b : page_bytes)
-              layout.page_bytes.push_back(nb::cast<std::int64_t>(b));
-            for (const nb::handle s : segments) layout.segments.push_back(nb::cast<KvSegment>(s));
+          [](KvLayout* self, std::string name, std::int64_t page_size,
+             std::vector<std::int64_t> page_bytes, std::vector<KvSegment> segments,
+             std::string source) {
+            KvLayout layout{std::move(name), page_size, std::move(page_bytes), std::move(segments),
+                            std::move(source)};
             layout.validate();
             new (self) KvLayout(std::move(layout));
           },

@@ -32,8 +32,8 @@ using namespace nb::literals;
 using canary::Monitor;
 
 canary::Options options_of(const nb::dict& given) {
-  const auto word = [&](const char* name) { return nb::cast<std::string>(given[name]); };
-  const auto number = [&](const char* name) { return nb::cast<std::int64_t>(given[name]); };
+  const auto word = [&](const char* name) { return text_in(given[name]); };
+  const auto number = [&](const char* name) { return number_in(name, given[name]); };
   canary::Options o;
   o.format = named<canary::Format>(
       "format", word("format"),
@@ -52,12 +52,12 @@ canary::Options options_of(const nb::dict& given) {
       {{"rolling", canary::VerifyPolicy::rolling}, {"all", canary::VerifyPolicy::all}});
   o.records_per_step = number("records_per_step");
   o.bytes_per_step = number("bytes_per_step");
-  o.source_digests = nb::cast<bool>(given["source_digests"]);
+  o.source_digests = static_cast<bool>(nb::bool_(given["source_digests"]));
   o.sweep_interval = number("sweep_interval");
   o.ring_capacity = number("ring_capacity");
   o.event_capacity = number("event_capacity");
   o.health_steps = number("health_steps");
-  o.threads = static_cast<int>(number("threads"));
+  o.threads = number_in<int>("threads", given["threads"]);
   return o;
 }
 
@@ -83,8 +83,8 @@ KvBuffer buffer_of(const std::string& name, const TensorView& view, Device devic
 
 int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
              const nb::dict& given) {
-  const auto word = [&](const char* name) { return nb::cast<std::string>(given[name]); };
-  const auto number = [&](const char* name) { return nb::cast<std::int64_t>(given[name]); };
+  const auto word = [&](const char* name) { return text_in(given[name]); };
+  const auto number = [&](const char* name) { return number_in(name, given[name]); };
   Tensors tensors;
   canary::PoolSpec p;
   p.name = word("name");
@@ -93,7 +93,7 @@ int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
                                     {"swa", canary::PoolKind::swa},
                                     {"draft", canary::PoolKind::draft}});
   p.layout = layout;
-  p.num_layers = static_cast<int>(number("num_layers"));
+  p.num_layers = number_in<int>("num_layers", given["num_layers"]);
   const Numbers full_to_swa("full_to_swa", nb::object(given["full_to_swa"]), Numbers::anywhere);
   for (std::size_t i = 0; i < nb::len(buffers); ++i) {
     const std::string name = "buffers[" + std::to_string(i) + "]";
@@ -108,7 +108,7 @@ int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
       {{"clean", canary::NullSlot::clean}, {"scratch", canary::NullSlot::scratch}});
   p.window = number("window");
   p.full_to_swa = full_to_swa.span();
-  p.token_offset = static_cast<int>(number("token_offset"));
+  p.token_offset = number_in<int>("token_offset", given["token_offset"]);
   p.table_rows = number("table_rows");
   return monitor.add_pool(std::move(p));
 }
@@ -213,6 +213,7 @@ nb::list pool_stats(const Monitor& monitor) {
   for (const canary::PoolStats& p : monitor.pool_stats()) {
     nb::dict d;
     d["name"] = p.name;
+    d["kind"] = canary::name_of(p.kind);
     d["num_slots"] = p.num_slots;
     d["live_slots"] = p.live_slots;
     nb::dict violations;
@@ -251,9 +252,9 @@ void set_sweep_source(Monitor& monitor, int pool, nb::callable entries) {
   monitor.set_sweep_source(pool, [held](std::vector<canary::SweepEntry>& out) {
     const nb::gil_scoped_acquire acquire;
     for (const nb::handle entry : (*held)()) {
-      out.push_back({nb::cast<std::int64_t>(nb::object(entry[0])),
-                     nb::cast<std::int64_t>(nb::object(entry[1])),
-                     nb::cast<std::int64_t>(nb::object(entry[2]))});
+      out.push_back({number_in("slot", nb::object(entry[0])),
+                     number_in("position", nb::object(entry[1])),
+                     number_in("prev_slot", nb::object(entry[2]))});
     }
   });
 }

@@ -59,6 +59,22 @@ class Numbers {
   Device device_{};
 };
 
+/// One integer; TypeError for anything else, and for one that T does not hold.
+template <class T = std::int64_t>
+T number_in(std::string_view name, nb::handle object) {
+  std::int64_t n = 0;
+  if (!nb::try_cast(object, n) || !std::in_range<T>(n)) {
+    raise(errors::Page::python_not_integers,
+          {{"name", std::string(name)}, {"got", nb::cast<std::string>(nb::repr(object))}});
+  }
+  return static_cast<T>(n);
+}
+
+/// A word as text, whatever it is: what takes words says which it knows.
+inline std::string text_in(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object));
+}
+
 /// Raises serinus.ValueError where two things that belong together differ in length.
 inline void check_entries(const char* name, std::size_t got, const char* as, std::size_t want) {
   if (got == want) return;

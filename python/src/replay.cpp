@@ -17,6 +17,7 @@
 #include "engine/faults.h"
 #include "engine/trace/trace.h"
 #include "named.h"
+#include "numbers.h"
 
 namespace serinus::python {
 
@@ -25,26 +26,26 @@ namespace nb = nanobind;
 namespace {
 
 engine::EngineOptions options_of(const nb::dict& given) {
-  const auto number = [&](const char* name) { return nb::cast<std::int64_t>(given[name]); };
+  const auto number = [&](const char* name) { return number_in(name, given[name]); };
   engine::EngineOptions o;
-  o.layout = nb::cast<std::string>(given["layout"]);
-  o.layers = static_cast<int>(number("layers"));
+  o.layout = text_in(given["layout"]);
+  o.layers = number_in<int>("layers", given["layers"]);
   o.page = number("page");
   o.pool_tokens = number("pool_tokens");
   o.window = number("window");
-  o.draft_layers = static_cast<int>(number("draft_layers"));
+  o.draft_layers = number_in<int>("draft_layers", given["draft_layers"]);
   o.host_tokens = number("host_tokens");
   o.max_running = number("max_running");
   o.step_tokens = number("step_tokens");
-  o.threads = static_cast<int>(number("threads"));
+  o.threads = number_in<int>("threads", given["threads"]);
   o.canary.records_per_step = number("budget");
   o.canary.format = named<canary::Format>(
-      "format", nb::cast<std::string>(given["format"]),
+      "format", text_in(given["format"]),
       {{"serinus", canary::Format::serinus}, {"sglang", canary::Format::sglang}});
   o.canary.verify = named<canary::VerifyPolicy>(
-      "verify", nb::cast<std::string>(given["verify"]),
+      "verify", text_in(given["verify"]),
       {{"rolling", canary::VerifyPolicy::rolling}, {"all", canary::VerifyPolicy::all}});
-  o.canary.depth = named<canary::Depth>("real_data", nb::cast<std::string>(given["real_data"]),
+  o.canary.depth = named<canary::Depth>("real_data", text_in(given["real_data"]),
                                         {{"none", canary::Depth::none},
                                          {"partial", canary::Depth::partial},
                                          {"all", canary::Depth::all}});

@@ -27,7 +27,8 @@ struct Call {
 void view_common(Call& call, const nb::tuple& in) {
   SparseMlaPrefill& a = call.args;
   a.sm_scale = static_cast<float>(nb::cast<double>(in[3]));
-  const auto d_v = nb::cast<std::int64_t>(in[6]);
+  std::int64_t d_v = -1;
+  nb::try_cast(in[6], d_v);
   a.d_v = d_v == static_cast<int>(d_v) ? static_cast<int>(d_v) : -1;  // no size that a door takes
   a.attn_sink = call.tensors.take_optional("attn_sink", in[7]);
   a.topk_length = call.tensors.take_optional("topk_length", in[8]);

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import json
 import pathlib
+import random
 import weakref
 
 import numpy as np
@@ -478,6 +480,74 @@ def test_refusals(break_it, error: type[Exception], message: str | None) -> None
         break_it()
     if message is not None:
         assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("format", ["serinus", "sglang"])
+def test_whatever_it_is_given(format: str, tmp_path: pathlib.Path) -> None:
+    """Numbers out of every table, and things that are no numbers: errors that Python knows, and nothing read or written
+    where it should not be."""
+    from serinus import ranks
+
+    rng = random.Random(5)
+    engine = Engine(format=format, source_digests=format == "serinus")
+    monitor, table = engine.monitor, engine.table
+    table[1, 3:] = [-1, 1 << 30, 200, 0, 99]
+    numbers = [-1, 0, 1, 3, 127, 128, 1 << 31, 1 << 32, (1 << 63) - 1, -(1 << 63)]
+    others = [1 << 70, "x", None, 3.5, [1], b"ab", np.array([1, 2]), np.zeros((3, 3), np.int32)]
+    records = np.zeros((2, 32), np.uint8)
+
+    def step(*n) -> None:
+        batch = engine.batch(
+            [1, 2],
+            rows=[n[0]],
+            prefix_lens=[n[1]],
+            extend_lens=[n[2]],
+            owners=[n[3]],
+            out_cache_loc=[n[4], 3],
+            parents=[n[5], -1],
+            valid_lens=[n[1]],
+            expected_tokens=table,
+        )
+        monitor.begin_step(batch)
+        monitor.end_step(batch)
+
+    calls = {
+        monitor.on_alloc: 3,
+        monitor.on_free: 3,
+        monitor.on_attach: 4,
+        monitor.on_transfer: 4,
+        monitor.on_move: 3,
+        monitor.events: 3,
+        monitor.pool_events: 1,
+        monitor.records: 1,
+        monitor.ledger: 1,
+        monitor.source_digests: 1,
+        monitor.state: 2,
+        monitor.slot_bytes: 2,
+        step: 6,
+        (lambda pool, slot: monitor.set_record(pool, slot, records[0])): 2,
+        (lambda pool, slot: monitor.on_store(pool, slot, records)): 2,
+        (lambda pool, slot, owner: monitor.on_load(pool, records, [slot, 3], owner)): 3,
+        (lambda *n: monitor.verify_now("head", *n, engine.batch([]))): 4,
+        (lambda pool, *n: ranks.request_digests(monitor, pool, *([x] for x in n), table)): 4,
+        (lambda n: ranks.compare_ranks(records, n)): 1,
+        (
+            lambda pool, slot, n: monitor.write_dump(
+                tmp_path / "dump",
+                bytes="listed",
+                listed=[(pool, slot)],
+                rows=[{"owner": n, "row": slot, "cells": [n], "pools": [pool]}],
+            )
+        ): 3,
+    }
+    for call, arguments in calls.items():
+        for _ in range(60):
+            given = [rng.choice(numbers if rng.random() < 0.8 else others) for _ in range(arguments)]
+            given = [0 if i == 0 and rng.random() < 0.6 else x for i, x in enumerate(given)]
+            with contextlib.suppress(serinus.Error, TypeError, IndexError):
+                call(*given)
+    monitor.flush()
+    assert all(0 <= v.slot < 128 or v.slot == -1 or "out_of_range" in v.reasons for v in monitor.poll())
 
 
 def test_layouts() -> None:
