@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -887,6 +889,47 @@ TEST_F(MonitorGpu, AGraphWithoutTheMomentsIsAStall) {
   device.send(t);
   for (int i = 0; i < 300; ++i) t.gpu->begin_replay(device.batch, {});
   EXPECT_FALSE(t.gpu->health().empty());
+}
+
+// The device is busy, for as long as the host likes: every call of a step returns all the same.
+TEST_F(MonitorGpu, NothingWaitsForTheDevice) {
+  Twins t({.verify = VerifyPolicy::rolling});
+  Decode decode(t);
+  decode.next_step();
+  const OnDevice device(t);
+  device.send(t);
+  t.step();  // what is allocated once is there
+  check_cuda(cudaDeviceSynchronize());
+  std::atomic<bool> go{false};
+  // A call that waits would wait for ever: then the test fails instead.
+  std::thread watchdog([&] {
+    for (int i = 0; i < 500 && !go; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    go = true;
+  });
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const auto wait = [](void* flag) {
+    while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+  };
+  check_cuda(cudaLaunchHostFunc(stream, wait, &go));
+  for (int i = 0; i < 4; ++i) {
+    t.gpu->on_alloc(0, Ints{900 + i}, 7);
+    t.gpu->on_free(0, Ints{900 + i}, 7);
+    t.gpu->on_attach(3, 3, 0, 8);
+    t.gpu->begin_step(t.batch(true), {stream});
+    t.gpu->end_step(t.batch(true), {stream});
+    t.gpu->begin_step(device.batch, {stream});
+    t.gpu->end_step(device.batch, {stream});
+    t.gpu->begin_replay(device.batch, {stream});
+    t.gpu->poll();
+    t.gpu->stats();
+  }
+  EXPECT_FALSE(go.exchange(true)) << "a call waited for the device";
+  check_cuda(cudaStreamSynchronize(stream));
+  watchdog.join();
+  t.gpu->flush();
+  EXPECT_EQ(t.gpu->stats().violations, 0u);
+  check_cuda(cudaStreamDestroy(stream));
 }
 
 TEST_F(MonitorGpu, ModeNoneLaunchesNothing) {

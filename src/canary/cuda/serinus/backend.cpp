@@ -29,6 +29,7 @@ namespace {
 constexpr std::int64_t kAttachedEach = 8;         // of a row, on the device
 constexpr std::size_t kMostPending = 1 << 20;     // slots that wait for a step
 constexpr std::size_t kSmallestChunk = 64 << 10;  // bytes
+constexpr int kChunks = 16;                       // to begin with: two a step in flight
 
 /// Two segments too many become one: it says less, and nothing wrong.
 std::array<AttachedCells, kAttachedEach> on_device(Owner owner, const Attached& attached) {
@@ -292,6 +293,7 @@ CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device devi
       copied_(device) {
   if (options.source_digests) unsupported(device, "digests by source (Options::source_digests)");
   clear_ring(ring_, own_.get());
+  for (int i = 0; i < kChunks; ++i) chunks_.emplace_back(device, kSmallestChunk);
   gpu::synchronize(device_);
 }
 
