@@ -36,7 +36,7 @@ struct Arguments {
   std::optional<float> sm_scale;
   std::string out, example;
   DType p_dtype = DType::f32;
-  std::string device = "cpu";
+  Device device;
   bool check = false;
   int threads = 0;
 };
@@ -158,15 +158,6 @@ bool check_outputs(const SparseMlaPrefill& args, const Budget& budget, const Ten
   return within;
 }
 
-// "cpu", "cuda" or "cuda:N".
-Device parse_device(const std::string& text) {
-  Device device;
-  if (text == "cpu") return device;
-  device.type = DeviceType::cuda;
-  if (text != "cuda") device.index = std::stoi(text.substr(sizeof "cuda:" - 1));
-  return device;
-}
-
 // Copies the tensors of a call to a GPU, runs it there, and brings the outputs back. Median of a
 // few runs, in seconds.
 double attend_on(Device device, const SparseMlaPrefill& host) {
@@ -243,7 +234,7 @@ int attend(const Arguments& cli) {
   args.max_logits = max_logits.view();
   args.lse = lse.view();
 
-  const Device device = parse_device(cli.device);
+  const Device device = cli.device;
   double seconds = 0;
   std::string where;
   if (device.type == DeviceType::cuda) {
@@ -337,16 +328,7 @@ void add_attend(CLI::App& app, int& exit_code) {
   cmd->add_option("--out", args->out,
                   "Where out, max_logits and lse go: FILE.safetensors, or a folder for .npy files");
   cmd->add_flag("--check", args->check, "Compare with float64; exit code 1 when out of budget");
-  cmd->add_option("--device", args->device, "cpu, cuda or cuda:N")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            const bool known = text == "cpu" || text == "cuda" ||
-                               (text.starts_with("cuda:") && text.size() > 5 && text.size() < 10 &&
-                                text.find_first_not_of("0123456789", 5) == std::string::npos);
-            return known ? std::string() : text + " is not cpu, cuda or cuda:N";
-          },
-          "DEVICE"))
-      ->capture_default_str();
+  add_device(*cmd, args->device, "Where it runs");
   cmd->add_option("--threads", args->threads, "0 = all that the machine has")
       ->check(CLI::Range(0, 4096));
   cmd->add_option("--example", args->example, "Write a small example into this folder, and stop")

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <serinus/tensor.h>
+
 namespace serinus::cli {
 
 /// CLI11's own transformers would also take the numbers behind the words, and name them in errors.
@@ -31,6 +33,27 @@ CLI::Option* add_choice(CLI::App& cmd, const std::string& flag, T& value,
           help)
       ->check(CLI::IsMember(words))
       ->default_str(now);
+}
+
+/// --device: cpu, cuda or cuda:N.
+inline CLI::Option* add_device(CLI::App& cmd, Device& device, const std::string& help) {
+  return cmd
+      .add_option_function<std::string>(
+          "--device",
+          [&device](const std::string& text) {
+            device = {text == "cpu" ? DeviceType::cpu : DeviceType::cuda, 0};
+            if (text.size() > 5) device.index = std::stoi(text.substr(5));
+          },
+          help + ": cpu, cuda or cuda:N")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const bool known = text == "cpu" || text == "cuda" ||
+                               (text.starts_with("cuda:") && text.size() > 5 && text.size() < 10 &&
+                                text.find_first_not_of("0123456789", 5) == std::string::npos);
+            return known ? std::string() : text + " is not cpu, cuda or cuda:N";
+          },
+          "DEVICE"))
+      ->default_str("cpu");
 }
 
 /// For Option::check(): a whole number, `least` or more.

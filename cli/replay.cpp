@@ -236,6 +236,10 @@ void add_replay(CLI::App& app, int& exit_code) {
                   "Tokens that a request decodes a step (more than 1: as if drafts were accepted)")
       ->capture_default_str()
       ->group(schedule);
+  add_device(*cmd, o.device,
+             "Where the pool lies that the canary watches; the result does not "
+             "depend on it")
+      ->group(pool);
   cmd->add_option("--threads", o.threads, "Threads, 0 = all; the result does not depend on it")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str()

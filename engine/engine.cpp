@@ -8,6 +8,7 @@
 #include "engine/mix.h"
 #include "engine/model.h"
 #include "engine/watched.h"
+#include "gpu/async.h"
 
 namespace serinus::engine {
 
@@ -69,7 +70,8 @@ Engine::Engine(const EngineOptions& options)
   const std::int64_t pages = allocator_.num_pages();
   const auto add = [&](const char* name, canary::PoolKind kind, int layers,
                        std::int64_t num_pages) {
-    pools_.push_back({name, kind, KvPool(layout, layers, num_pages, options.real_data)});
+    pools_.push_back(
+        {name, kind, KvPool(layout, layers, num_pages, options.real_data, options.device)});
     return static_cast<int>(pools_.size()) - 1;
   };
   add("full", canary::PoolKind::full, options.layers, pages);
@@ -87,6 +89,15 @@ Engine::Engine(const EngineOptions& options)
     for (const EnginePool& p : pools_) bytes.push_back(options.real_data ? p.kv.token_bytes() : 0);
     host_.emplace(pages_of(options.host_tokens, options.page), options.page, bytes);
   }
+  if (options.device.type == DeviceType::cuda) {
+    const auto copy = [&](std::optional<gpu::Memory>& to, const void* from, std::size_t bytes) {
+      if (bytes > 0) to.emplace(options.device, from, bytes);
+    };
+    const auto cells = static_cast<std::size_t>(table_.num_rows() * table_.max_length());
+    copy(slots_on_device_, table_.slots(0), cells * sizeof(std::int32_t));
+    copy(tokens_on_device_, table_.tokens(0), cells * sizeof(std::int32_t));
+    copy(swa_on_device_, full_to_swa_.data(), full_to_swa_.size() * sizeof(std::int64_t));
+  }
   if (!options.watch || options.canary.mode == canary::Mode::none) return;
 
   canary::Options watch = options.canary;
@@ -97,14 +108,20 @@ Engine::Engine(const EngineOptions& options)
     canary::PoolSpec spec;
     spec.name = p.name;
     spec.kind = p.kind;
+    spec.device = options.device;
+    spec.table_rows = table_.num_rows();
     spec.layout = p.kv.layout();
     spec.num_layers = p.kv.num_layers();
-    if (watch.depth != canary::Depth::none) spec.buffers = p.kv.buffers();
+    if (watch.depth != canary::Depth::none) spec.buffers = p.kv.device_buffers();
     spec.num_slots = p.kv.num_slots();
     spec.null_slot = options.null_slot;
     if (p.kind == canary::PoolKind::swa) {
       spec.window = options.window;
       spec.full_to_swa = full_to_swa_;
+      if (swa_on_device_) {
+        spec.full_to_swa = {static_cast<const std::int64_t*>(swa_on_device_->data()),
+                            full_to_swa_.size()};
+      }
     }
     spec.token_offset = p.kind == canary::PoolKind::draft ? 1 : 0;
     const int pool = monitor_->add_pool(std::move(spec));
@@ -213,6 +230,7 @@ void Engine::drain() {
     land_due();
     ++step_;
   }
+  send();
   watched([](canary::Monitor& m) { m.flush(); });
   read_violations();
   if (injector_ != nullptr) injector_->drained(*this);
@@ -225,26 +243,65 @@ canary::Batch Engine::device_batch(bool draft) const {
   b.prefix_lens = batch_.prefix_lens;
   b.extend_lens = batch_.extend_lens;
   b.owners = batch_.owners;
-  b.req_to_token = table_.slots_view();
+  b.req_to_token = slots_view();
   b.input_ids = draft ? batch_.draft_ids : batch_.input_ids;
   b.positions = batch_.positions;
   b.out_cache_loc = batch_.out_cache_loc;
-  b.expected_tokens = table_.tokens_view();
+  b.expected_tokens = tokens_view();
   b.valid_lens = batch_.valid_lens;
   return b;
+}
+
+TensorView Engine::slots_view() const {
+  TensorView v = table_.slots_view();
+  if (!slots_on_device_) return v;
+  v.data = slots_on_device_->data();
+  v.device = options_.device;
+  return v;
+}
+
+TensorView Engine::tokens_view() const {
+  TensorView v = table_.tokens_view();
+  if (!tokens_on_device_) return v;
+  v.data = tokens_on_device_->data();
+  v.device = options_.device;
+  return v;
+}
+
+// Rows of requests that do not run are read by nobody.
+void Engine::send() const {
+  if (!slots_on_device_) return;
+  for (const EnginePool& p : pools_) p.kv.send();
+  for (const RequestPtr& r : running_) {
+    if (r->row < 0) continue;
+    const std::int64_t cells = std::min(r->text.total_length() + 1, table_.max_length());
+    const auto copy = [&](const gpu::Memory& to, const std::int32_t* from) {
+      gpu::copy_to_device(options_.device,
+                          static_cast<std::int32_t*>(to.data()) + r->row * table_.max_length(),
+                          from, static_cast<std::size_t>(cells) * sizeof(std::int32_t), {});
+    };
+    copy(*slots_on_device_, table_.slots(r->row));
+    copy(*tokens_on_device_, table_.tokens(r->row));
+  }
+  if (!swa_on_device_) return;
+  gpu::copy_to_device(options_.device, swa_on_device_->data(), full_to_swa_.data(),
+                      full_to_swa_.size() * sizeof(std::int64_t), {});
 }
 
 // The target's forward, then the draft's over the same slots.
 void Engine::forward() {
   if (injector_ != nullptr) injector_->before_head(*this, batch_);
+  send();
   watched([&](canary::Monitor& m) { m.begin_step(device_batch(false)); });
   if (injector_ != nullptr) injector_->before_write(*this, batch_);
   write_kv(false);
   if (injector_ != nullptr) injector_->after_write(*this, batch_);
+  send();
   watched([&](canary::Monitor& m) { m.end_step(device_batch(false)); });
   if (draft_pool_ >= 0) {
     watched([&](canary::Monitor& m) { m.begin_step(device_batch(true)); });
     write_kv(true);
+    send();
     watched([&](canary::Monitor& m) { m.end_step(device_batch(true)); });
   }
   read_violations();
@@ -299,7 +356,16 @@ void Engine::write_token_kv(const Request& r, std::int64_t position, std::int64_
 void Engine::read_violations() {
   if (!monitor_) return;
   std::vector<canary::Violation> found;
-  watched([&](canary::Monitor& m) { found = m.poll(); });
+  watched([&](canary::Monitor& m) {
+    found = m.poll();
+    if (options_.device.type == DeviceType::cpu) return;
+    // A replay is the same on every device, so it waits: for the copy that a poll asks for, and for
+    // the next one, which has the rows that were new in it.
+    for (int i = 0; i < 2; ++i) {
+      gpu::synchronize(options_.device);
+      for (canary::Violation& v : m.poll()) found.push_back(std::move(v));
+    }
+  });
   for (const canary::Violation& v : found) {
     const int fault = faults_.explain(v, step_);
     ++(fault < 0 ? counters_.false_alarms : counters_.explained_violations);

@@ -53,6 +53,7 @@ struct EngineOptions {
       1;                ///< tokens that a request decodes a step (> 1: as if accepted drafts)
   bool serial = false;  ///< one request at a time
 
+  Device device{};    ///< where the pools and the tables lie that the canary reads
   bool watch = true;  ///< false: no canary, to see what it costs
   canary::Options canary;
   canary::NullSlot null_slot = canary::NullSlot::clean;
@@ -166,6 +167,12 @@ class Engine {
   FaultLog& fault_log() noexcept { return faults_; }
   const FaultLog& fault_log() const noexcept { return faults_; }
 
+  /// Brings to the pools' device what the host wrote since. Nothing to do on the CPU.
+  void send() const;
+  /// The tables, as the canary reads them.
+  TensorView slots_view() const;
+  TensorView tokens_view() const;
+
   std::vector<EnginePool>& pools() noexcept { return pools_; }  ///< full; then swa, draft if any
   int swa_pool() const noexcept { return swa_pool_; }           ///< -1 = none
   int draft_pool() const noexcept { return draft_pool_; }
@@ -240,6 +247,7 @@ class Engine {
   std::optional<PageAllocator> swa_allocator_;
   std::vector<std::int64_t> full_to_swa_;
   RequestTable table_;
+  std::optional<gpu::Memory> slots_on_device_, tokens_on_device_, swa_on_device_;
   RadixCache cache_;
   std::optional<HostTier> host_;
   std::optional<canary::Monitor> monitor_;

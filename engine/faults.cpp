@@ -313,7 +313,10 @@ const std::vector<bool>& FaultLab::covered_bytes(Engine& engine, int pool) {
     const KvPool& kv = engine.pools()[static_cast<std::size_t>(pool)].kv;
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(kv.token_bytes()));
     kv.read_token(0, bytes);
-    const auto digest = [&] { return engine.monitor()->digest_of(pool, 0); };
+    const auto digest = [&] {
+      engine.send();
+      return engine.monitor()->digest_of(pool, 0);
+    };
     const auto as_it_is = digest();
     for (std::uint8_t& byte : bytes) {
       byte ^= 0xFFu;
@@ -609,10 +612,10 @@ void FaultLab::land_late_write(Engine& engine, Slot s, const Record& record,
     return;
   }
   ++due_[index_of(FaultClass::write_after_free)];
-  Record& there = engine.monitor()->records(0)[static_cast<std::size_t>(s.slot)];
+  const Record there = engine.monitor()->records(0)[static_cast<std::size_t>(s.slot)];
   if (there == record || !take(engine, s)) return;  // the same again would be no fault
   if (!bytes.empty()) engine.pools()[0].kv.write_token(s.slot, bytes);
-  there = record;
+  engine.monitor()->set_record(0, s.slot, record);
   const int fault = placed(engine, FaultClass::write_after_free,
                            fmt::format("the old token of slot {} lands late", s.slot));
   engine.fault_log().mark(fault, 0, s.slot);
@@ -672,8 +675,8 @@ void FaultLab::after_alloc(Engine& engine, Owner owner, std::span<std::int64_t> 
     // A format with a ledger has seen it; without one, it shows to whoever reads the page.
     if (engine.options().canary.format == canary::Format::sglang) {
       canary::Batch tables;
-      tables.req_to_token = engine.table().slots_view();
-      tables.expected_tokens = engine.table().tokens_view();
+      tables.req_to_token = engine.slots_view();
+      tables.expected_tokens = engine.tokens_view();
       for (const auto& r : engine.running()) {
         if (r->owner != owner && r->owner != loser) continue;
         engine.monitor()->verify_now(canary::Moment::head, r->owner, r->row, 0, r->length, tables);

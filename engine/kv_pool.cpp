@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "gpu/async.h"
+
 namespace serinus::engine {
 
 namespace {
@@ -31,8 +33,9 @@ std::vector<KvPool::Gap> gaps_of(const KvLayout& layout) {
 
 }  // namespace
 
-KvPool::KvPool(KvLayout layout, int num_layers, std::int64_t num_pages, bool real_data)
-    : layout_(std::move(layout)), num_layers_(num_layers), num_pages_(num_pages) {
+KvPool::KvPool(KvLayout layout, int num_layers, std::int64_t num_pages, bool real_data,
+               Device device)
+    : layout_(std::move(layout)), num_layers_(num_layers), num_pages_(num_pages), device_(device) {
   if (!real_data) return;
   for (int l = 0; l < num_layers; ++l) {
     for (const std::int64_t page_bytes : layout_.page_bytes) {
@@ -41,6 +44,31 @@ KvPool::KvPool(KvLayout layout, int num_layers, std::int64_t num_pages, bool rea
     }
   }
   gaps_ = gaps_of(layout_);
+  if (device.type == DeviceType::cpu) return;
+  for (const KvBuffer& b : buffers_) {
+    on_device_.emplace_back(device, b.data, static_cast<std::size_t>(b.bytes));
+    device_buffers_.push_back(
+        {static_cast<std::uint8_t*>(on_device_.back().data()), b.bytes, b.page_stride});
+  }
+  touched_ = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(num_pages));
+}
+
+void KvPool::send() const {
+  if (touched_ == nullptr) return;
+  const auto taken = [&](std::int64_t page) {
+    return page < num_pages_ && touched_[static_cast<std::size_t>(page)].exchange(false);
+  };
+  for (std::int64_t page = 0; page < num_pages_; ++page) {
+    if (!taken(page)) continue;
+    const std::int64_t first = page;
+    while (taken(page + 1)) ++page;
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+      const KvBuffer& b = buffers_[i];
+      gpu::copy_to_device(device_, device_buffers_[i].data + first * b.page_stride,
+                          b.data + first * b.page_stride,
+                          static_cast<std::size_t>((page + 1 - first) * b.page_stride), {});
+    }
+  }
 }
 
 void KvPool::read_token(std::int64_t slot, std::span<std::uint8_t> out) const {

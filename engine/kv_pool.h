@@ -1,20 +1,25 @@
 // The memory of one pool: a buffer for every buffer of the layout in every layer, pages in order.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include <serinus/kv_layout.h>
 
 #include "engine/zeroed_memory.h"
+#include "gpu/memory.h"
 
 namespace serinus::engine {
 
 class KvPool {
  public:
-  /// `num_pages` counts the null page 0. Without `real_data` there is no memory at all.
-  KvPool(KvLayout layout, int num_layers, std::int64_t num_pages, bool real_data);
+  /// `num_pages` counts the null page 0. Without `real_data` there is no memory at all. On a GPU
+  /// the pool is there, and what the host writes is a copy of it that send() brings over.
+  KvPool(KvLayout layout, int num_layers, std::int64_t num_pages, bool real_data,
+         Device device = {});
 
   const KvLayout& layout() const noexcept { return layout_; }
   int num_layers() const noexcept { return num_layers_; }
@@ -22,6 +27,12 @@ class KvPool {
   bool has_bytes() const noexcept { return !buffers_.empty(); }
   /// Layer-major, as canary::PoolSpec wants them; empty without bytes.
   const std::vector<KvBuffer>& buffers() const noexcept { return buffers_; }
+  /// The same on the pool's device.
+  const std::vector<KvBuffer>& device_buffers() const noexcept {
+    return on_device_.empty() ? buffers_ : device_buffers_;
+  }
+  /// Brings the pages that may have been written since to the device. Nothing to do on the CPU.
+  void send() const;
   const KvBuffer& buffer(int layer, int buffer) const noexcept {
     return buffers_[static_cast<std::size_t>(layer * layout_.num_buffers() + buffer)];
   }
@@ -29,6 +40,10 @@ class KvPool {
   /// Where a segment of a slot lies.
   std::uint8_t* at(int layer, const KvSegment& segment, std::int64_t slot) const noexcept {
     const KvBuffer& b = buffer(layer, segment.buffer);
+    if (touched_ != nullptr) {
+      touched_[static_cast<std::size_t>(slot / layout_.page_size)].store(true,
+                                                                         std::memory_order_relaxed);
+    }
     return b.data + byte_offset(layout_, segment, slot, b.page_stride);
   }
 
@@ -52,6 +67,10 @@ class KvPool {
   std::int64_t num_pages_;
   std::vector<ZeroedMemory> memory_;
   std::vector<KvBuffer> buffers_;
+  Device device_;
+  std::vector<gpu::Memory> on_device_;
+  std::vector<KvBuffer> device_buffers_;
+  std::unique_ptr<std::atomic<bool>[]> touched_;  // pages, since the last send()
   std::vector<Gap> gaps_;
 };
 
