@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import weakref
 
@@ -11,7 +9,8 @@ from . import _core
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
 __all__ = ["Batch", "Monitor", "Violation", "config_from_sglang_flags", "read_config"]
@@ -34,6 +33,12 @@ LEDGER_DTYPE = [
 ]
 
 
+def _parsed(line: str) -> dict[str, Any]:
+    import json  # which takes as long to import as all of serinus
+
+    return json.loads(line)
+
+
 class Violation:
     """One fault at one slot. ``str()`` is its report line; the fields of its JSON are attributes.
 
@@ -49,7 +54,7 @@ class Violation:
         self.pool_number = pool_number
         self.text = text
         self.json = json_line
-        self.fields = json.loads(json_line)
+        self.fields = _parsed(json_line)
 
     def __getattr__(self, name: str) -> Any:
         if name == "fields":  # not set yet: an unpickled shell
@@ -138,14 +143,30 @@ def read_config(file: str = "", environment: Mapping[str, str] | None = None) ->
     ``Monitor(**read_config())`` is a canary that is configured from outside. Raises serinus.InputError for a file that
     cannot be read or says something else, serinus.ValueError naming the variable.
     """
-    return json.loads(_core.read_config(file, None if environment is None else dict(environment)))
+    return _parsed(_core.read_config(file, None if environment is None else dict(environment)))
 
 
 def config_from_sglang_flags(
     kv_canary: str = "none", kv_canary_real_data: str = "none", kv_canary_sweep_interval: int = 0
 ) -> dict[str, Any]:
     """Arguments of :class:`Monitor` from SGLang's three flags, with its words, defaults and errors."""
-    return json.loads(_core.config_from_sglang_flags(kv_canary, kv_canary_real_data, kv_canary_sweep_interval))
+    return _parsed(_core.config_from_sglang_flags(kv_canary, kv_canary_real_data, kv_canary_sweep_interval))
+
+
+class _Step:
+    """Both moments around a forward. contextlib would be the slowest import of the package."""
+
+    __slots__ = ("_batch", "_monitor", "_stream")
+
+    def __init__(self, monitor: Monitor, batch: Batch, stream: Any) -> None:
+        self._monitor, self._batch, self._stream = monitor, batch, stream
+
+    def __enter__(self) -> None:
+        self._monitor.begin_step(self._batch, stream=self._stream)
+
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        if raised is None:
+            self._monitor.end_step(self._batch, stream=self._stream)
 
 
 class Monitor:
@@ -292,12 +313,9 @@ class Monitor:
         """Tail: verifies what the forward trampled, stamps the new tokens, sweeps. After the forward."""
         self._core.end_step(batch, stream)
 
-    @contextlib.contextmanager
-    def step(self, batch: Batch, *, stream: Any = None) -> Iterator[None]:
+    def step(self, batch: Batch, *, stream: Any = None) -> AbstractContextManager[None]:
         """``with monitor.step(batch): forward()``. A forward that raises ends the step unstamped."""
-        self.begin_step(batch, stream=stream)
-        yield
-        self.end_step(batch, stream=stream)
+        return _Step(self, batch, stream)
 
     def begin_replay(self, batch: Batch, *, stream: Any = None) -> None:
         """Before each launch of a graph that holds both moments: what was announced since it was captured or launched,
@@ -368,7 +386,7 @@ class Monitor:
     @property
     def options(self) -> dict[str, Any]:
         """What it was made with, by the names of its arguments."""
-        return json.loads(self._core.options())
+        return _parsed(self._core.options())
 
     def stats(self) -> dict[str, int | float]:
         """Counts since the beginning, by the names of canary.h's Stats."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from . import _core
@@ -33,6 +32,7 @@ def replay(
     host_tokens: int = 0,
     max_running: int = 256,
     step_tokens: int = 8192,
+    device: str = "cpu",
     threads: int = 0,
     progress: Callable[[int, int, int], object] | None = None,
 ) -> dict:
@@ -40,6 +40,7 @@ def replay(
 
     faults: what to break, such as "all:100" or "byte_flip:10,remap:5"; seed: of the faults
     requests: replay only so many, 0 = all; format, verify, real_data, budget: of the canary
+    device: where pools and tables lie that the canary reads: "cpu", "cuda" or "cuda:N"
     progress: called with (requests done, requests in all, steps) now and then
 
     Returns counts, ``faults`` (each with its kind, state and the steps of injection and detection) and ``violations``
@@ -60,8 +61,11 @@ def replay(
         "host_tokens": host_tokens,
         "max_running": max_running,
         "step_tokens": step_tokens,
+        "device": device,
         "threads": threads,
     }
     result = _core.replay(os.fspath(trace), options, faults, seed, requests, progress)
+    import json
+
     result["violations"] = [{"fault": fault, **json.loads(line)} for fault, line in result["violations"]]
     return result

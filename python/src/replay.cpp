@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <atomic>
+#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include <serinus/canary.h>
 
+#include "base/raise.h"
 #include "bind.h"
 #include "engine/faults.h"
 #include "engine/trace/trace.h"
@@ -24,6 +26,20 @@ namespace serinus::python {
 namespace nb = nanobind;
 
 namespace {
+
+// "cpu", "cuda", "cuda:N".
+Device device_named(const std::string& text) {
+  if (text == "cpu") return {};
+  Device device{DeviceType::cuda, 0};
+  if (text == "cuda") return device;
+  const char* const end = text.data() + text.size();
+  if (text.starts_with("cuda:") && text.size() > 5) {
+    const auto [rest, error] = std::from_chars(text.data() + 5, end, device.index);
+    if (error == std::errc() && rest == end && device.index >= 0) return device;
+  }
+  raise(errors::Page::python_unknown_option,
+        {{"name", "device"}, {"want", "cpu, cuda, cuda:N"}, {"got", "'" + text + "'"}});
+}
 
 engine::EngineOptions options_of(const nb::dict& given) {
   const auto number = [&](const char* name) { return number_in(name, given[name]); };
@@ -37,6 +53,7 @@ engine::EngineOptions options_of(const nb::dict& given) {
   o.host_tokens = number("host_tokens");
   o.max_running = number("max_running");
   o.step_tokens = number("step_tokens");
+  o.device = device_named(text_in(given["device"]));
   o.threads = number_in<int>("threads", given["threads"]);
   o.canary.records_per_step = number("budget");
   o.canary.format = named<canary::Format>(

@@ -57,3 +57,16 @@ def test_refusals(tmp_path: pathlib.Path) -> None:
         serinus.replay(TRACE, faults="bit_rot:1")
     with pytest.raises(serinus.ValueError, match="format takes one of serinus, sglang"):
         serinus.replay(TRACE, format="vllm")
+    for device in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:99999999999"):
+        with pytest.raises(serinus.ValueError, match=f"device takes one of cpu, cuda, cuda:N, got '{device}'"):
+            serinus.replay(TRACE, device=device)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_the_cpu_finds() -> None:
+    cpu, gpu = (
+        serinus.replay(TRACE, **SMALL, faults="byte_flip:3,remap:2", seed=3, device=device)
+        for device in ("cpu", "cuda")
+    )
+    assert [(f["kind"], f["state"]) for f in gpu["faults"]] == [(f["kind"], f["state"]) for f in cpu["faults"]]
+    assert (gpu["false_alarms"], gpu["steps"]) == (0, cpu["steps"])
