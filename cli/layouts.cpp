@@ -13,6 +13,7 @@
 
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/kv_dtype.h"
 #include "cli/terminal.h"
 
 namespace serinus::cli {
@@ -159,17 +160,7 @@ void add_layouts(CLI::App& app, int& exit_code) {
   cmd->add_option("--heads", args->heads, "KV heads, for mha_*")->check(CLI::Range(1, 1024));
   cmd->add_option("--head-size", args->head_size, "Elements a head, for mha_*")
       ->check(CLI::Range(1, 65536));
-  add_choice(*cmd, "--dtype", args->dtype,
-             {{"bf16", DType::bf16},
-              {"bfloat16", DType::bf16},
-              {"e4m3", DType::e4m3},
-              {"fp8", DType::e4m3},
-              {"float8_e4m3fn", DType::e4m3},
-              {"f32", DType::f32},
-              {"float32", DType::f32},
-              {"u8", DType::u8},
-              {"uint8", DType::u8}},
-             "Type of the elements, for mha_*");
+  add_kv_dtype(*cmd, args->dtype);
   add_choice(*cmd, "--order", args->order, {{"nhd", HeadOrder::nhd}, {"hnd", HeadOrder::hnd}},
              "Order of tokens and heads, for mha_blocks_first and mha_packed");
   cmd->add_flag("--json", args->json, "Print JSON");

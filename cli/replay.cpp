@@ -15,6 +15,7 @@
 #include "cli/bundle.h"
 #include "cli/choice.h"
 #include "cli/commands.h"
+#include "cli/kv_dtype.h"
 #include "cli/progress.h"
 #include "cli/replay_report.h"
 #include "cli/replay_watch.h"
@@ -210,6 +211,7 @@ void add_replay(CLI::App& app, int& exit_code) {
   cmd->add_option("--head-size", o.layout_options.head_size, "Elements a head, for mha_*")
       ->capture_default_str()
       ->group(pool);
+  add_kv_dtype(*cmd, o.layout_options.dtype)->group(pool);
   cmd->add_option("--window", o.window,
                   "A second pool of sliding-window layers of this many tokens")
       ->capture_default_str()

@@ -69,10 +69,10 @@ TEST(Feed, ThePictureOfAPool) {
   const PoolPicture& p = picture->pools[0];
   EXPECT_EQ(p.slots_per_cell, 3);  // 10000 slots, 4096 cells
   EXPECT_EQ(p.num_cells(), 3334);
-  const auto sum = [](const auto& v) { return std::accumulate(v.begin(), v.end(), 0); };
-  EXPECT_EQ(sum(p.written), 4);
-  EXPECT_EQ(sum(p.empty), 1);
-  EXPECT_EQ(sum(p.cached), 2);
+  const auto sum = [](const auto& v) { return std::accumulate(v.begin(), v.end(), 0u); };
+  EXPECT_EQ(sum(p.written), 4u);
+  EXPECT_EQ(sum(p.empty), 1u);
+  EXPECT_EQ(sum(p.cached), 2u);
   EXPECT_EQ(p.written[1], 2u);  // 3, 4, 5
   EXPECT_EQ(p.cached[1], 2u);
   EXPECT_EQ(p.written[2], 2u);  // 6, 7, 8

@@ -165,7 +165,7 @@ constexpr Tables make_tables() {
     t.bf16_high[m] = static_cast<std::uint8_t>(bits >> 8);
     for (std::size_t e = m / 8; e < 16; ++e) {  // NaN has a place, and its product does not matter
       const float steps = value == value ? value / coarse_step(static_cast<int>(e)) : 0;
-      t.coarse[e][m] = static_cast<std::uint8_t>(steps + 0.5f);
+      t.coarse[e][m] = static_cast<std::uint8_t>((static_cast<int>(2 * steps) + 1) / 2);
     }
   }
   return t;
