@@ -24,6 +24,9 @@ def replay(
     real_data: str = "all",
     budget: int = 1024,
     layout: str = "fp8_656",
+    heads: int = 0,
+    head_size: int = 0,
+    dtype: str | None = None,
     layers: int = 2,
     page: int = 64,
     pool_tokens: int = 1_000_000,
@@ -32,6 +35,7 @@ def replay(
     host_tokens: int = 0,
     max_running: int = 256,
     step_tokens: int = 8192,
+    decode_tokens: int = 1,
     device: str = "cpu",
     threads: int = 0,
     progress: Callable[[int, int, int], object] | None = None,
@@ -40,6 +44,8 @@ def replay(
 
     faults: what to break, such as "all:100" or "byte_flip:10,remap:5"; seed: of the faults
     requests: replay only so many, 0 = all; format, verify, real_data, budget: of the canary
+    heads, head_size, dtype: of the mha_* layouts, as in :func:`serinus.kv_layout`
+    decode_tokens: that a request decodes a step, more than 1 as if drafts were accepted
     device: where pools and tables lie that the canary reads: "cpu", "cuda" or "cuda:N"
     progress: called with (requests done, requests in all, steps) now and then
 
@@ -53,6 +59,9 @@ def replay(
         "real_data": real_data,
         "budget": budget,
         "layout": layout,
+        "heads": heads,
+        "head_size": head_size,
+        "dtype": dtype,
         "layers": layers,
         "page": page,
         "pool_tokens": pool_tokens,
@@ -61,6 +70,7 @@ def replay(
         "host_tokens": host_tokens,
         "max_running": max_running,
         "step_tokens": step_tokens,
+        "decode_tokens": decode_tokens,
         "device": device,
         "threads": threads,
     }

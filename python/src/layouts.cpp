@@ -30,13 +30,7 @@ KvLayout layout_named(const std::string& name, std::int64_t page_size, std::int6
   options.page_size = page_size;
   options.heads = heads;
   options.head_size = head_size;
-  if (dtype) {
-    options.dtype = named<DType>("dtype", *dtype,
-                                 {{"uint8", DType::u8},
-                                  {"float8_e4m3fn", DType::e4m3},
-                                  {"bfloat16", DType::bf16},
-                                  {"float32", DType::f32}});
-  }
+  if (dtype) options.dtype = kv_dtype_named(*dtype);
   options.head_order = named<HeadOrder>(
       "head_order", head_order,
       {{"usual", HeadOrder::usual}, {"nhd", HeadOrder::nhd}, {"hnd", HeadOrder::hnd}});

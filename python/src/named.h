@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include <serinus/tensor.h>
+
 #include "base/raise.h"
 
 namespace serinus::python {
@@ -21,6 +23,15 @@ E named(std::string_view option, std::string_view word,
   }
   raise(errors::Page::python_unknown_option,
         {{"name", std::string(option)}, {"want", known}, {"got", "'" + std::string(word) + "'"}});
+}
+
+/// Types that the elements of an mha_* layout may have.
+inline DType kv_dtype_named(std::string_view word) {
+  return named<DType>("dtype", word,
+                      {{"uint8", DType::u8},
+                       {"float8_e4m3fn", DType::e4m3},
+                       {"bfloat16", DType::bf16},
+                       {"float32", DType::f32}});
 }
 
 }  // namespace serinus::python

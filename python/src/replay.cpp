@@ -46,6 +46,11 @@ engine::EngineOptions options_of(const nb::dict& given) {
   engine::EngineOptions o;
   o.layout = text_in(given["layout"]);
   o.layers = number_in<int>("layers", given["layers"]);
+  o.layout_options.heads = number("heads");
+  o.layout_options.head_size = number("head_size");
+  if (!given["dtype"].is_none()) {
+    o.layout_options.dtype = kv_dtype_named(text_in(given["dtype"]));
+  }
   o.page = number("page");
   o.pool_tokens = number("pool_tokens");
   o.window = number("window");
@@ -53,6 +58,7 @@ engine::EngineOptions options_of(const nb::dict& given) {
   o.host_tokens = number("host_tokens");
   o.max_running = number("max_running");
   o.step_tokens = number("step_tokens");
+  o.decode_tokens = number("decode_tokens");
   o.device = device_named(text_in(given["device"]));
   o.threads = number_in<int>("threads", given["threads"]);
   o.canary.records_per_step = number("budget");

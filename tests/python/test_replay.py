@@ -39,6 +39,17 @@ def test_faults_are_found() -> None:
     assert result["false_alarms"] == 0
 
 
+def test_layouts_with_options() -> None:
+    options = {"layout": "mha_nhd", "heads": 2, "head_size": 16, "dtype": "float8_e4m3fn", "decode_tokens": 3}
+    result = serinus.replay(TRACE, **SMALL, **options, faults="byte_flip:2", seed=3)
+    assert result["false_alarms"] == 0
+    assert {v["segment"].split(".")[0] for v in result["violations"] if "kv_bytes" in v["reasons"]} <= {"k", "v", ""}
+    with pytest.raises(serinus.ValueError, match="dtype takes one of"):
+        serinus.replay(TRACE, layout="mha_nhd", heads=2, head_size=16, dtype="float16")
+    with pytest.raises(serinus.TypeError, match="heads must be integers, got 'two'"):
+        serinus.replay(TRACE, heads="two")
+
+
 def test_the_progress_function_may_stop_it() -> None:
     class StopError(Exception):
         pass
