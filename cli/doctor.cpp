@@ -150,6 +150,9 @@ std::string as_text(const Json& j, const Style& style) {
                                 d["index"].get<int>(), d["name"].get<std::string>(),
                                 d["compute_capability"].get<std::string>(),
                                 d["multiprocessors"].get<int>(), gibibytes(d["memory_bytes"]))));
+    if (!d["usable"].get<bool>()) continue;
+    row("", fmt::format("runs: attend and replay --device cuda:{0}, bench sparse_mla --device {0}",
+                        d["index"].get<int>()));
   }
   if (cuda["devices"].empty()) row("GPU", cuda["problem"].get<std::string>());
   const Json& build = j["build"];

@@ -9,6 +9,7 @@
 
 #include "base/checks.h"
 #include "base/raise.h"
+#include "canary/cuda/serinus/params.h"
 #include "canary/serinus/digest.h"
 #include "canary/serinus/judge.h"
 #include "gpu/device.h"
@@ -87,13 +88,23 @@ struct CudaBackend::Pool {
     word = on ? word | bit : word & ~bit;
   }
 
+  /// What is announced from now on comes after all that waits.
+  void close_lists() noexcept {
+    first_list += static_cast<std::uint32_t>(lists.size());
+    lists.clear();
+  }
+
   PoolSpec spec;
   std::vector<Source> sources;  ///< on the device
   DevicePool view;
   gpu::Memory records, ledger, state;
   std::vector<std::uint64_t> live;  ///< as the device will have it: a bit a slot
   std::int64_t num_live = 0;
-  ZeroArray<std::uint32_t> named;   ///< the list that named a slot last
+  // Lists of announcements that wait: the first of all slots, the second of those that have two,
+  // ...
+  std::vector<std::size_t> lists;   ///< in pending_
+  std::uint32_t first_list = 1;     ///< number of lists[0]
+  ZeroArray<std::uint32_t> named;   ///< number of the list that named a slot last
   std::vector<std::int64_t> fresh;  ///< loaded or moved: due at the next head
   std::uint64_t null_digest = 0;
   // Copies of the raw state.
@@ -107,8 +118,7 @@ struct CudaBackend::Pending {
   enum class Kind : std::uint8_t { lives, move, load, record };
   Kind kind = Kind::lives;
   int pool = 0;
-  std::uint32_t list = 0;  ///< number of its own: no slot is in it twice
-  std::vector<Announcement> lives{};
+  std::vector<Announcement> lives{};  ///< no slot twice
   std::vector<std::int64_t> slots{}, to{};
   std::vector<Record> records{};
   Owner owner = 0;
@@ -170,7 +180,7 @@ class CudaBackend::Section {
   void put_pending() {
     pending_.swap(b_.pending_);
     b_.pending_.clear();
-    for (auto& open : b_.open_) open.reset();
+    for (const auto& pool : b_.pools_) pool->close_lists();
     b_.pending_slots_ = 0;
     for (const Pending& p : pending_) {
       places_.push_back(
@@ -307,7 +317,6 @@ void CudaBackend::add_pool(const PoolSpec& spec) {
   }
   pools_.push_back(
       std::make_unique<Pool>(spec, options_, device_, static_cast<int>(pools_.size())));
-  open_.emplace_back();
   Pool& p = *pools_.back();
   init_pool(p.view, spec, own_.get());
   gpu::synchronize(device_);
@@ -374,7 +383,7 @@ void CudaBackend::gathered(std::size_t slots) {
 CudaBackend::Pending& CudaBackend::next_pending(int pool) {
   Pending& p = pending_.emplace_back();
   p.pool = pool;
-  open_[static_cast<std::size_t>(pool)].reset();
+  at(pool).close_lists();
   return p;
 }
 
@@ -382,17 +391,14 @@ void CudaBackend::announce(int pool, std::int64_t slot, LedgerEventKind kind, Ow
                            std::uint32_t other) {
   Pool& p = at(pool);
   const bool inside = p.has(slot);
-  std::optional<std::size_t>& open = open_[static_cast<std::size_t>(pool)];
-  if (open && inside && p.named[slot] == pending_[*open].list) open.reset();
-  if (!open) {
-    Pending& fresh = pending_.emplace_back();
-    fresh.pool = pool;
-    fresh.list = ++last_list_;
-    open = pending_.size() - 1;
+  std::size_t level = 0;  // after the list that named the slot last
+  if (inside && p.named[slot] >= p.first_list) level = p.named[slot] - p.first_list + 1;
+  if (level == p.lists.size()) {
+    p.lists.push_back(pending_.size());
+    pending_.emplace_back().pool = pool;
   }
-  Pending& list = pending_[*open];
-  if (inside) p.named[slot] = list.list;
-  list.lives.push_back({slot, kind, owner, other});
+  if (inside) p.named[slot] = p.first_list + static_cast<std::uint32_t>(level);
+  pending_[p.lists[level]].lives.push_back({slot, kind, owner, other});
 }
 
 void CudaBackend::on_alloc(int pool, std::span<const std::int64_t> slots, Owner owner) {
@@ -803,6 +809,8 @@ void CudaBackend::flush() {
   const RingContent content =
       read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity);
   deliver(content, content.last_number);
+  take_counts(content.counts);
+  complete_ = content.last_number;
 }
 
 // ---------------------------------------------------------------- what was found
@@ -813,10 +821,14 @@ void CudaBackend::drain() {
   if (copying_) {
     if (!copied_.done()) return;
     copying_ = false;
-    const RingContent content =
-        read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity);
-    deliver(content, complete_);
-    complete_ = content.last_number;
+    RingHeader header;
+    std::memcpy(&header, ring_copy_.data(), sizeof header);
+    if (header.next != delivered_ || header.counts.sightings != counts_.sightings) {
+      deliver(read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity),
+              complete_);
+    }
+    take_counts(header.counts);
+    complete_ = header.next;
   }
   gpu::copy_to_host(device_, ring_copy_.data(), ring_memory_.data(), ring_memory_.bytes(),
                     own_.get());
@@ -826,14 +838,6 @@ void CudaBackend::drain() {
 
 /// Rows are written while the ring is copied: those numbered up to `complete` were there before.
 void CudaBackend::deliver(const RingContent& content, std::uint64_t complete) {
-  if (content.counts.dropped > counts_.dropped) {
-    reporter_.drop(content.counts.dropped - counts_.dropped);
-  }
-  if (content.counts.sweeps > counts_.sweeps) {
-    last_sweep_time_ =
-        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  }
-  counts_ = content.counts;
   for (std::size_t i = 0; i < content.violations.size(); ++i) {
     const std::uint64_t number = content.numbers[i];
     if (number > complete || number <= recycled_) continue;
@@ -850,6 +854,15 @@ void CudaBackend::deliver(const RingContent& content, std::uint64_t complete) {
     reporter_.report(std::move(v), life);
   }
   delivered_ = std::max(delivered_, std::min(complete, content.last_number));
+}
+
+void CudaBackend::take_counts(const RingCounts& counts) {
+  if (counts.dropped > counts_.dropped) reporter_.drop(counts.dropped - counts_.dropped);
+  if (counts.sweeps > counts_.sweeps) {
+    last_sweep_time_ =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  }
+  counts_ = counts;
 }
 
 void CudaBackend::make_room(Stream stream) {

@@ -116,6 +116,7 @@ class CudaBackend final : public Backend {
   void make_room(Stream stream);
   void settle() const;
   void deliver(const RingContent& content, std::uint64_t complete);
+  void take_counts(const RingCounts& counts);
 
   Device device_;
   std::vector<std::unique_ptr<Pool>> pools_;
@@ -124,9 +125,7 @@ class CudaBackend final : public Backend {
 
   // Announced, not on the device yet, in order.
   std::vector<Pending> pending_;
-  std::vector<std::optional<std::size_t>> open_;  // by pool: where its announcements gather
   std::size_t pending_slots_ = 0;
-  std::uint32_t last_list_ = 0;
   std::uint32_t epoch_ = 0;
   std::unordered_map<Owner, std::int64_t> row_of_;
   std::unordered_map<std::int64_t, std::pair<Owner, Attached>> rows_;  // what was attached
