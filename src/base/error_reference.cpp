@@ -97,6 +97,17 @@ const ErrorEntry* by_message(std::string_view line) {
   return best;
 }
 
+// A JSON line about a violation, as the text that says the same; any other line as it is.
+std::string as_text(std::string_view line) {
+  constexpr std::string_view kBegin = "{\"reasons\":[";
+  const auto end = line.find(']');
+  if (!line.starts_with(kBegin) || end == std::string_view::npos) return std::string(line);
+  std::string reasons(line.substr(kBegin.size(), end - kBegin.size()));
+  std::erase(reasons, '"');
+  std::ranges::replace(reasons, ',', '+');
+  return "kv-canary violation: reasons=" + reasons + " " + std::string(line.substr(end + 1));
+}
+
 }  // namespace
 
 const ErrorEntry& entry_of(errors::Page page) {
@@ -118,7 +129,7 @@ const ErrorEntry* find_error(std::string_view text) {
   for (std::string_view rest = text; !rest.empty();) {
     const auto newline = rest.find_last_of('\n');
     const std::size_t begin = newline == std::string_view::npos ? 0 : newline + 1;
-    if (const ErrorEntry* e = by_message(trim(rest.substr(begin)))) return e;
+    if (const ErrorEntry* e = by_message(as_text(trim(rest.substr(begin))))) return e;
     rest = rest.substr(0, newline == std::string_view::npos ? 0 : newline);
   }
   // A terminal or a mail may have broken the line.

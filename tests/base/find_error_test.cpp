@@ -86,6 +86,14 @@ TEST(FindError, OtherTextFindsNothing) {
   EXPECT_EQ(found(std::string_view("\0\0", 2)), "");
 }
 
+// What violations.jsonl and a violations sink hold.
+TEST(FindError, JsonLinesOfViolations) {
+  EXPECT_EQ(found(R"({"reasons":["kv_bytes"],"moment":"head","slot":5})"), "violation-kv-bytes");
+  EXPECT_EQ(found(R"({"reasons":["token","chain"],"moment":"head","slot":5})"), "canary-violation");
+  EXPECT_EQ(found(R"({"reasons":)"), "");
+  EXPECT_EQ(found(R"({"reasons":[)"), "");
+}
+
 TEST(FindError, HugeAndHostileTextIsQuick) {
   // What would make a backtracking matcher explode, and plain size.
   std::string repeated;
