@@ -49,6 +49,9 @@ __device__ __forceinline__ void store_shared(std::uint32_t a, uint4 v) {
 __device__ __forceinline__ void store_shared_u8(std::uint32_t a, std::uint32_t v) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(a), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_shared_u16(std::uint32_t a, std::uint32_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(a), "h"(static_cast<std::uint16_t>(v)) : "memory");
+}
 
 /// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8;
 /// it receives of each matrix, from row l / 4, the 4 bytes at byte 4 (l % 4).
@@ -78,6 +81,26 @@ __device__ __forceinline__ uint4 load_matrix_x4_trans(std::uint32_t row) {
 __device__ __forceinline__ void store_matrix_x4(std::uint32_t row, uint4 v) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+/// One, two or four transposed ones: lane l's register holds of each matrix the elements [l / 4][2
+/// (l % 4)] and [l / 4][2 (l % 4) + 1], which end up in rows 2 (l % 4) and 2 (l % 4) + 1.
+__device__ __forceinline__ void store_matrices_trans(std::uint32_t row,
+                                                     const std::uint32_t (&v)[1]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row), "r"(v[0])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_trans(std::uint32_t row,
+                                                     const std::uint32_t (&v)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row),
+               "r"(v[0]), "r"(v[1])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_trans(std::uint32_t row,
+                                                     const std::uint32_t (&v)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                : "memory");
 }
 

@@ -18,6 +18,18 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same, and whether `mine` is true in any of the threads.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred any, %1, %2, mine;\nselp.u32 %0, 1, 0, any;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
+      : "memory");
+  return any != 0;
+}
+
 /// Gives registers back to the CTA's pool, or takes them; by all four warps of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void registers_down_to() {

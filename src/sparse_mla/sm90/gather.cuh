@@ -1,8 +1,10 @@
-// The gathering warpgroup: rows of kv that the indices name, and Q, into the ring of blocks.
+// Gathering: rows of kv that the indices name into the ring of blocks, and queries into their
+// slots.
 //
-// Four lanes bring 64 consecutive bytes of a row by cp.async, so a thread has to do with two rows
-// of a block, r and r + 32. A row that does not count is zero-filled and its bit in the mask stays
-// 0.
+// A warp has 16 rows of a block; lane l and lane l + 16 hold the index of row l % 16. Eight lanes
+// bring 128 bytes of a row by cp.async, a line of L2 where rows start at a multiple of 64 bytes:
+// what a copy costs, in the L1 and on the way into shared memory, is a matter of lines. A row that
+// does not count is zero-filled and its bit in the mask stays 0.
 #pragma once
 
 #include "gpu/ptx/copy.cuh"
@@ -16,51 +18,77 @@ template <class C>
 struct Gather {
   const KernelParams& k;
   const Places<C> at;
-  const std::uint32_t row;          // this thread's first; the other is 32 further on
-  const std::uint32_t unit;         // this thread's 16 of 64 bytes
-  const std::uint32_t tile_offset;  // of this thread's unit in its first row
+  const std::uint32_t warp, lane;
   Ring<C::kStages> ring;
+  Ring<C::kFew ? C::kQuerySlots : 1> query_slot;  // of few queries
 
   __device__ __forceinline__ Gather(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
-      : k(params),
-        at(places),
-        row(thread / 4),
-        unit(thread % 4),
-        tile_offset(in_tile(thread / 4, thread % 4)) {}
+      : k(params), at(places), warp(thread / 32), lane(thread % 32) {}
 
-  /// This thread's two indices of a block; asked whether they are valid when they are used, so that
-  /// loading them is waited for no earlier.
-  struct Rows {
-    int index[2];
-  };
-  __device__ __forceinline__ bool valid(const Rows& r, int i) const {
-    return static_cast<std::uint32_t>(r.index[i]) < k.rows;
+  /// Of this lane's row in a block.
+  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane % 16; }
+  __device__ __forceinline__ bool valid(std::int32_t index) const {
+    return static_cast<std::uint32_t>(index) < k.rows;
   }
 
-  __device__ __forceinline__ void copy(const Rows& r) const {
+  /// This lane's place in `kv`, moved to a row; to row 0 if there is none such.
+  __device__ __forceinline__ const std::uint8_t* at_row(const std::uint8_t* kv,
+                                                        std::int32_t index) const {
+    return kv + (valid(index) ? static_cast<std::uint32_t>(index) : 0u) *
+                    static_cast<std::uint64_t>(k.p.stride_kv_s_kv);
+  }
+  static __device__ __forceinline__ std::uint32_t bit_of_64(const std::uint8_t* p) {
+    return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(p)) & 64;
+  }
+
+  /// The warp's rows of a block. In granules of 64 bytes a row has eight or nine. Eight lanes take
+  /// pairs: 0 and 1, 2 and 3, ... But with nine granules every other row starts in the middle of a
+  /// line, and has its pairs from granule 1 on. The granule that is left, 8 or 0, comes last.
+  /// Addresses first: a register that a copy reads is free only when the copy has been taken.
+  __device__ __forceinline__ void copy(std::int32_t index) const {
+    constexpr bool kNine = C::kChunks == 9;
+    const std::uint32_t lane = opaque_lane(), block = at.block(ring.stage);
+    const std::uint32_t second = kNine ? lane * 16 & 64 : 0;  // of a pair: 64
+    const std::uint8_t* src[4];
+    std::uint32_t dst[4];
+    bool counts[4];
+    const std::uint32_t place = block + in_wide_tile(warp * 16 + lane / 8, lane % (kNine ? 4 : 8));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool counts = valid(r, i);
-      const std::uint8_t* src = k.p.kv + (counts ? r.index[i] : 0) * k.p.stride_kv_s_kv + unit * 16;
-      const std::uint32_t dst = at.block(ring.stage) + i * (32 * 64) + tile_offset;
+    for (int i = 0; i < 4; ++i) {  // four rows
+      const std::int32_t from = __shfl_sync(~0u, index, i * 4 + static_cast<int>(lane / 8));
+      counts[i] = valid(from);
+      src[i] = at_row(k.p.kv + lane % 8 * 16, from);
+      dst[i] = (place ^ (i % 2 * 64)) + static_cast<std::uint32_t>(i * 512);
+      if constexpr (kNine) {
+        const std::uint32_t half = bit_of_64(src[i]), odd = half ^ second;
+        src[i] += odd;
+        dst[i] = (dst[i] ^ half) + (odd & second) * (kWideTile / 64);
+      }
+    }
 #pragma unroll
-      for (int c = 0; c < C::kChunks; ++c) ptx::cp_async_16(dst + c * kTile, src + c * 64, counts);
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        ptx::cp_async_16(dst[i] + c * kWideTile, src[i] + c * 128, counts[i]);
+    }
+    if constexpr (kNine) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // eight rows, four lanes a row
+        const std::int32_t from = __shfl_sync(~0u, index, i * 8 + static_cast<int>(lane / 4));
+        const std::uint8_t* first = at_row(k.p.kv + lane % 4 * 16, from);
+        const bool odd = bit_of_64(first) != 0;
+        const std::uint32_t to = block + in_wide_tile(warp * 16 + lane / 4, lane % 4) +
+                                 static_cast<std::uint32_t>(i * 1024);
+        ptx::cp_async_16(odd ? to : to + 4 * kWideTile, odd ? first : first + 512, valid(from));
+      }
     }
   }
 
-  /// A warp's byte of the mask for each pass: bit t of the 64 is token t.
-  __device__ __forceinline__ void mask(const Rows& r) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // Every fourth lane speaks for a row; squeeze these 8 bits together.
-      std::uint32_t b = __ballot_sync(~0u, valid(r, i)) & 0x11111111u;
-      b = (b | b >> 3) & 0x03030303u;
-      b = (b | b >> 6) & 0x000f000fu;
-      b = b | b >> 12;
-      if (ptx::elect_one())
-        ptx::store_shared_u8(at.mask(ring.stage) + i * 4 + threadIdx.x / 32 % 4, b);
-    }
+  /// A warp's 16 bits of the mask: bit t of the 64 is token t.
+  __device__ __forceinline__ void mask(std::int32_t index) const {
+    const std::uint32_t bits = __ballot_sync(~0u, valid(index));
+    if (ptx::elect_one()) ptx::store_shared_u16(at.mask(ring.stage) + warp * 2, bits & 0xffff);
   }
 
   __device__ __forceinline__ void wait_for_stage() const {
@@ -68,32 +96,45 @@ struct Gather {
   }
   /// Says that a block is there once its copies have landed; the mask already is.
   __device__ __forceinline__ void pass_on() {
-    const std::uint32_t bar = at.barrier(C::kBlockFull, ring.stage);
+    pass_on(at.barrier(C::kBlockFull, ring.stage));
+    ring.advance();
+  }
+  __device__ __forceinline__ static void pass_on(std::uint32_t bar) {
     if (ptx::elect_one()) ptx::mbarrier_arrive(bar);
     ptx::mbarrier_arrive_after_cp_async(bar);
-    ring.advance();
   }
 
   /// The queries of an item; heads past the last one are 0.
   __device__ __forceinline__ void queries(Heads w) {
-    wait_for_stage();
+    if constexpr (C::kFew) {
+      ptx::mbarrier_wait(at.barrier(C::kQueryFree, query_slot.stage), query_slot.parity ^ 1);
+      if (warp * 8 < C::kHeads) queries(w, at.queries(query_slot.stage), 0);
+      __syncwarp();
+      pass_on(at.barrier(C::kQueryFull, query_slot.stage));
+      query_slot.advance();
+    } else {
+      wait_for_stage();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t in_item = row + i * 32, head = w.head + in_item;
-      const bool counts = in_item < C::kHeads && head < k.p.h_q;
-      const std::uint8_t* src =
-          k.p.q + w.token * k.p.stride_q_s_q + (counts ? head : 0) * k.p.stride_q_h_q + unit * 16;
-      const std::uint32_t dst = at.block(ring.stage) + i * (32 * 64) + tile_offset;
-      if (k.q_aligned) {
-#pragma unroll
-        for (int c = 0; c < C::kChunks; ++c)
-          ptx::cp_async_16(dst + c * kTile, src + c * 64, counts);
-      } else {
-        copy_bytewise(dst, src, counts);
-      }
+      for (std::uint32_t skip = 0; skip < 64; skip += 32) queries(w, at.block(ring.stage), skip);
+      __syncwarp();
+      pass_on();
     }
-    __syncwarp();
-    pass_on();
+  }
+  /// 32 of them, after `skip`: 8 heads a warp, four lanes to 64 bytes.
+  __device__ __forceinline__ void queries(Heads w, std::uint32_t place, std::uint32_t skip) const {
+    const std::uint32_t lane = opaque_lane(), unit = lane % 4;
+    const std::uint32_t in_item = skip + warp * 8 + lane / 4, head = w.head + in_item;
+    const bool counts = head < k.p.h_q;
+    const std::uint8_t* src =
+        k.p.q + w.token * k.p.stride_q_s_q + (counts ? head : 0) * k.p.stride_q_h_q + unit * 16;
+    const std::uint32_t dst = place + in_tile(in_item, unit);
+    if (k.q_aligned) {
+#pragma unroll
+      for (int c = 0; c < C::kChunks; ++c)
+        ptx::cp_async_16(dst + c * C::kQueryTile, src + c * 64, counts);
+    } else {
+      copy_bytewise(dst, src, counts);
+    }
   }
 
   /// Slow, and short of registers.
@@ -106,31 +147,30 @@ struct Gather {
       for (int i = 0; i < 4 && counts; ++i) w |= static_cast<std::uint32_t>(src[i]) << (8 * i);
       ptx::store_shared(dst, w);
       src += c % 4 == 3 ? 64 - 12 : 4;
-      dst += c % 4 == 3 ? kTile - 12 : 4;
+      dst += c % 4 == 3 ? C::kQueryTile - 12 : 4;
     }
   }
 
+  /// All of it, by a warpgroup that does nothing else.
   __device__ __forceinline__ void run() {
     for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
       const Heads w = heads_of<C>(k, item);
       const Range range = range_of<C>(k, item);
       const std::int32_t* indices =
-          k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row;
-      int left = static_cast<int>(range.end - range.begin) - static_cast<int>(row);
+          k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row();
+      int left = static_cast<int>(range.end - range.begin) - static_cast<int>(row());
       // The indices of a block are on their way while the one before is gathered.
-      const auto next_rows = [&] {
-        Rows r;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) r.index[i] = i * 32 < left ? indices[i * 32] : -1;
+      const auto next_index = [&] {
+        const std::int32_t index = 0 < left ? *indices : -1;
         indices += kBlock;
         left -= kBlock;
-        return r;
+        return index;
       };
-      Rows rows = next_rows();
+      std::int32_t index = next_index();
       queries(w);
       for (std::uint32_t block = 0; block < range.blocks; ++block) {
-        const Rows now = rows;
-        rows = next_rows();
+        const std::int32_t now = index;
+        index = next_index();
         wait_for_stage();
         mask(now);
         copy(now);

@@ -1,8 +1,11 @@
 // The kernel: barriers, roles, registers.
 #pragma once
 
+#include <type_traits>
+
 #include "sparse_mla/sm90/gather.cuh"
 #include "sparse_mla/sm90/scores.cuh"
+#include "sparse_mla/sm90/scores_few.cuh"
 #include "sparse_mla/sm90/values.cuh"
 
 namespace serinus::sparse_mla::sm90 {
@@ -12,17 +15,21 @@ __device__ __forceinline__ void init_barriers(const Places<C>& at) {
   constexpr std::uint32_t kWarps = 4;  // of a warpgroup
   for (int i = 0; i < C::kStages; ++i) {
     ptx::mbarrier_init(at.barrier(C::kBlockFull, i), 128 + kWarps);  // copies and masks
-    ptx::mbarrier_init(at.barrier(C::kBlockFree, i), 3 * kWarps);
+    ptx::mbarrier_init(at.barrier(C::kBlockFree, i), (1 + C::kValueGroups) * kWarps);
   }
   for (int i = 0; i < C::kWeightSlots; ++i) {
-    ptx::mbarrier_init(at.barrier(C::kWeightsFull, i), C::kScoringWarps);
-    ptx::mbarrier_init(at.barrier(C::kWeightsFree, i), 2 * kWarps);
+    ptx::mbarrier_init(at.barrier(C::kWeightsFull, i), kWarps);
+    ptx::mbarrier_init(at.barrier(C::kWeightsFree, i), C::kValueGroups * kWarps);
+  }
+  for (int i = 0; i < C::kQuerySlots; ++i) {
+    ptx::mbarrier_init(at.barrier(C::kQueryFull, i), 128 + kWarps);
+    ptx::mbarrier_init(at.barrier(C::kQueryFree, i), kWarps);
   }
   ptx::mbarrier_fence_init();
 }
 
 template <class C>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(C::kThreads, 1)
     sparse_mla_kernel(const __grid_constant__ KernelParams k) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   const Places<C> at{ptx::shared_address(shared)};
@@ -33,8 +40,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     ptx::registers_up_to<C::kScoreRegisters>();
-    Scores<C>(k, at, thread).run();
-  } else if (warpgroup == 3) {
+    std::conditional_t<C::kFew, ScoresOfFew<C>, Scores<C>>(k, at, thread).run();
+  } else if (warpgroup == C::kWarpgroups - 1) {
     ptx::registers_down_to<C::kGatherRegisters>();
     Gather<C>(k, at, thread).run();
   } else {

@@ -13,7 +13,7 @@ void launch(const KernelParams& k, const Plan& plan, Stream stream) {
   using C = Config<kDQK, kHeads>;
   gpu::Shape shape;
   shape.grid = std::min<unsigned>(k.items, static_cast<unsigned>(plan.slots));
-  shape.block = kThreads;
+  shape.block = C::kThreads;
   shape.shared_bytes = C::kShared;
   gpu::launch("sparse_mla_sm90", sparse_mla_kernel<C>, shape, stream, k);
 }

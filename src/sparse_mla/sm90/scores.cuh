@@ -1,4 +1,5 @@
-// The scoring warpgroup: S = Q K^T of 64 heads x 64 rows of kv, then weights P = exp2 of it.
+// The scoring warpgroup of 64 heads: S = Q K^T of 64 heads x 64 rows of kv, then weights P = exp2
+// of it.
 //
 // Q lies in registers for the whole work item, as the A operand; so a block of K is read from
 // shared memory once. A thread has two rows of S, r and r + 8 (index 0 and 1), r = 16 warp + lane /
@@ -22,6 +23,8 @@ namespace serinus::sparse_mla::sm90 {
 
 template <class C>
 struct Scores {
+  using Header = typename C::Header;
+
   const KernelParams& k;
   const Places<C> at;
   const std::uint32_t warp, lane;
@@ -53,8 +56,6 @@ struct Scores {
   /// Scores change their sign first, if the scale is negative.
   __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
   __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
-  /// Has this warp a head of the item at all?
-  __device__ __forceinline__ bool counts() const { return warp < C::kScoringWarps; }
 
   __device__ __forceinline__ void load_queries() {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
@@ -63,7 +64,7 @@ struct Scores {
     const std::uint32_t place = at.block(ring.stage) + in_tile(warp * 16 + l % 16, l / 16);
 #pragma unroll
     for (int i = 0; i < 2 * C::kChunks; ++i) {
-      const uint4 v = ptx::load_matrix_x4((place ^ (i % 2 * 32)) + i / 2 * kTile);
+      const uint4 v = ptx::load_matrix_x4((place ^ (i % 2 * 32)) + i / 2 * C::kQueryTile);
       q[i][0] = v.x;
       q[i][1] = v.y;
       q[i][2] = v.z;
@@ -81,11 +82,11 @@ struct Scores {
   /// Scores the ring's next block.
   __device__ __forceinline__ void start(bool is_there) {
     if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-    const ptx::MatrixDescriptor block(at.block(ring.stage));
+    // The copies that brought the block count as ordinary stores.
+    ptx::fence_proxy_async();
     ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 2 * C::kChunks; ++i)
-      ptx::wgmma_k32(scores, q[i], block.plus(i / 2 * kTile + i % 2 * 32), i > 0);
+    for_columns<C>(at.block(ring.stage),
+                   [&](int i, auto block) { ptx::wgmma_k32(scores, q[i], block, i > 0); });
     ptx::wgmma_commit();
     stage = ring.stage;
     ring.advance();
@@ -129,12 +130,11 @@ struct Scores {
           sum[r] *= factor;
         }
         if (lane % 4 == 0)
-          ptx::store_shared(header + offsetof(WeightsHeader, rescale) + (row() + 8 * r) * 4,
-                            factor);
+          ptx::store_shared(header + offsetof(Header, rescale) + (row() + 8 * r) * 4, factor);
       }
     }
     if (ptx::elect_one())
-      ptx::store_shared_u8(header + offsetof(WeightsHeader, rescaled) + warp, move ? 1 : 0);
+      ptx::store_shared_u8(header + offsetof(Header, rescaled) + warp, move ? 1 : 0);
   }
   static __device__ __forceinline__ float max_of_four_lanes(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
@@ -168,7 +168,7 @@ struct Scores {
     // Matrix m of a store: tokens 16 m to 16 m + 15 of 8 heads.
     const std::uint32_t place = at.weights(slot.stage) + in_tile(warp * 16 + lane % 8, lane / 8);
 #pragma unroll
-    for (int r = 0; r < (C::kHeads > 8 ? 2 : 1); ++r)
+    for (int r = 0; r < 2; ++r)
       ptx::store_matrix_x4(place + r * (8 * 64), {w[r][0], w[r][1], w[r][2], w[r][3]});
   }
 
@@ -180,10 +180,9 @@ struct Scores {
       const std::uint32_t place = header + (row() + 8 * r) * 4;
       const float all_max = max_of_four_lanes(max[r]), all = sum_of_four_lanes(sum[r]);
       if (lane % 4 != 0) continue;
-      ptx::store_shared(place + offsetof(WeightsHeader, max), all_max * scale());
-      ptx::store_shared(place + offsetof(WeightsHeader, reference),
-                        finite_max(reference[r]) * scale());
-      ptx::store_shared(place + offsetof(WeightsHeader, sum), all);
+      ptx::store_shared(place + offsetof(Header, max), all_max * scale());
+      ptx::store_shared(place + offsetof(Header, reference), finite_max(reference[r]) * scale());
+      ptx::store_shared(place + offsetof(Header, sum), all);
     }
   }
 
@@ -219,24 +218,24 @@ struct Scores {
     ptx::pin(scores);
     // Only now, so that the sums of the block before have the tensor cores to themselves while this
     // one is weighed.
-    if (due && counts()) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
+    if (due) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
     due = true;
     if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]]
       bend(mask);
     const std::uint32_t stage_now = stage;
     const bool last = left == 1;
-    if (counts()) settle_references();
+    settle_references();
     const bool is_there = next_is_there();
-    if (counts()) weigh();
+    weigh();
     const bool more = start_next(is_there);
     warp_arrives(at.barrier(C::kBlockFree, stage_now));
-    if (last && counts()) [[unlikely]] {
+    if (last) [[unlikely]] {
       end_rows();
       begin_rows();
     }
     slot_before = slot.stage;
     slot.advance();
-    if (counts()) ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
+    ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
     return more;
   }
 
@@ -249,7 +248,7 @@ struct Scores {
     while (step()) {
     }
     ptx::wgmma_wait<0>();
-    if (counts()) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
+    warp_arrives(at.barrier(C::kWeightsFull, slot_before));
   }
 };
 

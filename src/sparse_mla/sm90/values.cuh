@@ -1,11 +1,12 @@
-// The two warpgroups that sum values: O^T += V^T P^T, each for 256 of V's 512 columns.
+// The warpgroups that sum values: O^T += V^T P^T, two or four of them, each for its share of V's
+// 512 columns.
 //
 // fp8 products read both operands along the tokens, where V has its columns together. So V^T goes
 // through registers, as the A operand: ldmatrix.trans gives lane (g, c) = (lane / 4, lane % 4) the
 // bytes of columns 2 g and 2 g + 1, two tokens a register, and byte permutes part even from odd
 // columns. Thereby row g of 16 rows of A is column 2 g, row g + 8 is column 2 g + 1; and byte 4 c +
 // b of 16 tokens is token 2 c + b % 2 + 8 (b / 2), which is the order in which a lane holds scores,
-// and so that of the tokens in a row of weights.
+// and so that of the tokens in a row of weights. With few heads it is 2 c + b / 2 + 8 (b % 2).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,49 +24,53 @@ namespace serinus::sparse_mla::sm90 {
 
 template <class C>
 struct Values {
-  static constexpr int kParts = 4;  // of 64 columns, M of a product; 16 of them a warp
+  // Of 64 columns, M of a product; 16 of them a warp.
+  static constexpr int kParts = 8 / C::kValueGroups;
   static constexpr int kHeads = C::kHeads;
+  using Header = typename C::Header;
 
   const KernelParams& k;
   const Places<C> at;
   const std::uint32_t lane;
-  const std::uint32_t tile;  // of a block: this warp's 64 columns of V
+  const std::uint32_t tile;  // this warp's 16 kParts columns of V: which of them
   std::uint32_t load_place;  // in a block: the row and unit that this lane names in a load
 
   Ring<C::kStages> ring;
   Ring<C::kWeightSlots> slot;
   // O^T. Entry 4 j + 2 r + e of a part: column 16 part + 2 g + r of the tile, head 8 j + 2 c + e.
   float sums[kParts][kHeads / 2];
-  std::uint32_t v[kParts][4];  // V^T of 32 tokens
-  float all_weights;           // of one head, this lane's
+  using Operand = std::uint32_t[kParts][4];          // V^T of 32 tokens
+  std::uint32_t item, left_of_item, blocks_of_item;  // few heads
+  float all_weights;                                 // of one head, this lane's
   const float kv_scale;
 
   __device__ __forceinline__ Values(const KernelParams& params, Places<C> places,
-                                    std::uint32_t half, std::uint32_t thread)
+                                    std::uint32_t group, std::uint32_t thread)
       : k(params),
         at(places),
         lane(opaque_lane()),
-        tile(__shfl_sync(~0u, half * 4 + thread / 32, 0)),
+        tile(__shfl_sync(~0u, group * 4 + thread / 32, 0)),
         kv_scale(*k.p.kv_scale) {
     // Matrices of a load: 8 tokens each.
-    load_place = tile * kTile + in_tile(lane, 0);
+    load_place = tile * kParts / 8 * kWideTile + in_wide_tile(lane, tile * kParts % 8);
   }
 
   /// 32 tokens of the block.
-  __device__ __forceinline__ void load(int tokens) {
+  __device__ __forceinline__ void load(int tokens, Operand& v) const {
+    constexpr std::uint32_t kEven = C::kFew ? 0x6240 : 0x6420, kOdd = C::kFew ? 0x7351 : 0x7531;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint4 x = ptx::load_matrix_x4_trans(
-          ((at.block(ring.stage) + load_place) ^ (part * 16)) + tokens * (32 * 64));
-      v[part][0] = __byte_perm(x.x, x.y, 0x6420);
-      v[part][1] = __byte_perm(x.x, x.y, 0x7531);
-      v[part][2] = __byte_perm(x.z, x.w, 0x6420);
-      v[part][3] = __byte_perm(x.z, x.w, 0x7531);
+          ((at.block(ring.stage) + load_place) ^ (part * 16)) + tokens * (32 * 128));
+      v[part][0] = __byte_perm(x.x, x.y, kEven);
+      v[part][1] = __byte_perm(x.x, x.y, kOdd);
+      v[part][2] = __byte_perm(x.z, x.w, kEven);
+      v[part][3] = __byte_perm(x.z, x.w, kOdd);
     }
   }
 
-  __device__ __forceinline__ void multiply(int tokens, bool add) {
-    const ptx::MatrixDescriptor weights(at.weights(slot.stage) + tokens * 32);
+  __device__ __forceinline__ void multiply(int tokens, Operand& v, bool add) {
+    const ptx::MatrixDescriptor<64> weights(at.weights(slot.stage) + tokens * 32);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       ptx::pin(v[part]);
@@ -82,22 +87,25 @@ struct Values {
   }
 
   __device__ __forceinline__ float2 factors(int field, int j) const {
-    return ptx::load_shared_f32x2(at.header(slot.stage) + field + (8 * j + lane % 4 * 2) * 4);
+    return ptx::load_shared_f32x2(at.header(slot.stage) + field +
+                                  (8 * j + opaque_lane() % 4 * 2) * 4);
   }
 
   /// Where references have moved, what is summed so far counts less.
   __device__ __forceinline__ void rescale() {
-    constexpr std::uint32_t kWritten = ~0u >> (8 * (4 - C::kScoringWarps));
+    // Of 64 heads, each flag speaks for 16; the first for all of few.
+    constexpr int kFlags = C::kFew ? 1 : 4, kEights = kHeads / 8 / kFlags;
     const std::uint32_t moved =
-        ptx::load_shared_u32(at.header(slot.stage) + offsetof(WeightsHeader, rescaled)) & kWritten;
+        ptx::load_shared_u32(at.header(slot.stage) + offsetof(Header, rescaled)) &
+        (C::kFew ? 0xffu : ~0u);
     if (moved == 0) [[likely]]
       return;
 #pragma unroll
-    for (int w = 0; w < C::kScoringWarps; ++w) {
-      if ((moved >> (8 * w) & 1) == 0) continue;
+    for (int flag = 0; flag < kFlags; ++flag) {
+      if ((moved >> (8 * flag) & 1) == 0) continue;
 #pragma unroll
-      for (int j = 2 * w; j < min(2 * w + 2, kHeads / 8); ++j) {
-        const float2 f = factors(offsetof(WeightsHeader, rescale), j);
+      for (int j = kEights * flag; j < kEights * (flag + 1); ++j) {
+        const float2 f = factors(offsetof(Header, rescale), j);
 #pragma unroll
         for (auto& part : sums) {
           part[4 * j] *= f.x;
@@ -107,15 +115,15 @@ struct Values {
         }
       }
     }
-    if (has_heads() && (moved >> (8 * (tile / 2)) & 1) != 0)
-      all_weights *= of_head(offsetof(WeightsHeader, rescale));
+    if (has_heads() && (moved >> (8 * (tile / kEights)) & 1) != 0)
+      all_weights *= of_head(offsetof(Header, rescale));
   }
 
-  // ---- The denominator is the sum of what multiplies V: of the weights after rounding. Every warp
-  // has to do with 8 heads, four lanes a head.
+  // ---- The denominator is the sum of what multiplies V: of the weights after rounding. A warp has
+  // to do with 8 heads, four lanes a head, as long as there are heads.
   __device__ __forceinline__ bool has_heads() const { return tile < kHeads / 8; }
   __device__ __forceinline__ float of_head(int field) const {
-    return ptx::load_shared_f32(at.header(slot.stage) + field + (tile * 8 + lane / 4) * 4);
+    return ptx::load_shared_f32(at.header(slot.stage) + field + (tile * 8 + opaque_lane() / 4) * 4);
   }
   __device__ __forceinline__ void sum_weights(bool first) {
     if (!has_heads()) return;
@@ -133,10 +141,14 @@ struct Values {
     all_weights += __shfl_xor_sync(~0u, all_weights, 1);
     all_weights += __shfl_xor_sync(~0u, all_weights, 2);
     if (lane % 4 != 0) return;
-    const std::uint32_t in_item = tile * 8 + lane / 4, head = w.head + in_item;
-    const float max = of_head(offsetof(WeightsHeader, max));
-    const float reference = of_head(offsetof(WeightsHeader, reference));
-    const float sum = of_head(offsetof(WeightsHeader, sum));
+    const std::uint32_t in_item = tile * 8 + opaque_lane() / 4, head = w.head + in_item;
+    float max = of_head(offsetof(Header, max)), sum = of_head(offsetof(Header, sum));
+#pragma unroll
+    for (int part = 1; part < Header::kParts; ++part) {
+      max = fmaxf(max, of_head(offsetof(Header, max) + part * (kHeads * 4)));
+      sum += of_head(offsetof(Header, sum) + part * (kHeads * 4));
+    }
+    const float reference = of_head(offsetof(Header, reference));
     float factor = 1;
     if (k.splits > 1) {
       k.partial_stats[std::size_t{item} * kHeads + in_item] = {max, reference, sum, all_weights};
@@ -147,25 +159,65 @@ struct Values {
       k.p.max_logits[at_row] = end.max_logits;
       k.p.lse[at_row] = end.lse;
     }
-    ptx::store_shared(at.header(slot.stage) + offsetof(WeightsHeader, max) + in_item * 4, factor);
+    ptx::store_shared(at.header(slot.stage) + offsetof(Header, max) + in_item * 4, factor);
   }
 
-  __device__ __forceinline__ void sum_block(bool first) {
+  __device__ __forceinline__ void wait_for_block() const {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-    load(0);
-    ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
-    if (!first) rescale();
-    // The weights were stored by ordinary stores. The fence stands here rather than behind them,
-    // where nobody would have time for it.
-    ptx::fence_proxy_async();
-    multiply(0, !first);
-    sum_weights(first);
-    wait();
-    load(1);
+  }
+  __device__ __forceinline__ void free_block() {
     warp_arrives(at.barrier(C::kBlockFree, ring.stage));
     ring.advance();
-    multiply(1, true);
+  }
+  /// Waits for the weights of a block. They were stored by ordinary stores: the fence stands here
+  /// rather than behind them, where nobody would have time for it.
+  __device__ __forceinline__ void wait_for_weights(bool first) {
+    ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
+    if (!first) rescale();
+    ptx::fence_proxy_async();
+  }
+
+  /// 64 heads: registers for V^T of 32 tokens.
+  __device__ __forceinline__ void sum_block(bool first) {
+    Operand v;
+    wait_for_block();
+    load(0, v);
+    wait_for_weights(first);
+    multiply(0, v, !first);
+    sum_weights(first);
     wait();
+    load(1, v);
+    free_block();
+    multiply(1, v, true);
+    wait();
+  }
+
+  /// Few heads: V^T of 64 tokens, and while its products run that of the block after. False: this
+  /// was the last block.
+  __device__ __forceinline__ bool sum_block(Operand (&v)[2], Operand (&after)[2]) {
+    const bool first = left_of_item == blocks_of_item, last = left_of_item == 1;
+    wait_for_weights(first);
+    multiply(0, v[0], !first);
+    multiply(1, v[1], true);
+    const bool more = !last || item + gridDim.x < k.items;
+    if (more) load_block(after);
+    sum_weights(first);
+    wait();
+    --left_of_item;
+    if (!last) {
+      free_weights();
+    } else {
+      write(item, heads_of<C>(k, item));
+      item += gridDim.x;
+      if (more) left_of_item = blocks_of_item = range_of<C>(k, item).blocks;
+    }
+    return more;
+  }
+  __device__ __forceinline__ void load_block(Operand (&v)[2]) {
+    wait_for_block();
+    load(0, v[0]);
+    load(1, v[1]);
+    free_block();
   }
 
   __device__ __forceinline__ void free_weights() {
@@ -175,17 +227,17 @@ struct Values {
 
   __device__ __forceinline__ void write(std::uint32_t item, Heads w) {
     end_rows(item, w);
-    ptx::named_barrier_sync(1, 2 * 128);  // of both warpgroups that sum
+    ptx::named_barrier_sync(1, C::kValueGroups * 128);  // of all warpgroups that sum
     float2 f[kHeads / 8];
 #pragma unroll
-    for (int j = 0; j < kHeads / 8; ++j) f[j] = factors(offsetof(WeightsHeader, max), j);
+    for (int j = 0; j < kHeads / 8; ++j) f[j] = factors(offsetof(Header, max), j);
     free_weights();
     std::uint16_t* out =
         k.splits > 1 ? k.partial_out + std::size_t{item} * kHeads * kDV
                      : k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + w.head) * kDV;
     const auto heads = static_cast<std::uint32_t>(min(std::int64_t{kHeads}, k.p.h_q - w.head));
-    const std::uint32_t head = lane % 4 * 2;
-    out += head * kDV + tile * 64 + lane / 4 * 2;
+    const std::uint32_t l = opaque_lane(), head = l % 4 * 2;
+    out += head * kDV + tile * (16 * kParts) + l / 4 * 2;
     if (heads == kHeads) {
       write_heads<true>(out, f, 0);
     } else {
@@ -217,19 +269,30 @@ struct Values {
   }
 
   __device__ __forceinline__ void run() {
-    for (std::uint32_t item = blockIdx.x; item < k.items; item += gridDim.x) {
-      const std::uint32_t blocks = range_of<C>(k, item).blocks;
-      const Heads w = heads_of<C>(k, item);
+    if constexpr (C::kFew) {
+      item = blockIdx.x;
+      left_of_item = blocks_of_item = range_of<C>(k, item).blocks;
+      Operand even[2], odd[2];
+      load_block(even);
+      while (sum_block(even, odd) && sum_block(odd, even)) {
+      }
+    } else {
+      run_of_many();
+    }
+  }
+  __device__ __forceinline__ void run_of_many() {
+    for (std::uint32_t at_item = blockIdx.x; at_item < k.items; at_item += gridDim.x) {
+      const std::uint32_t blocks = range_of<C>(k, at_item).blocks;
+      const Heads w = heads_of<C>(k, at_item);
       // The queries are not for this warpgroup.
-      ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-      warp_arrives(at.barrier(C::kBlockFree, ring.stage));
-      ring.advance();
+      wait_for_block();
+      free_block();
       sum_block(true);
       for (std::uint32_t left = blocks - 1; left > 0; --left) {
         free_weights();
         sum_block(false);
       }
-      write(item, w);
+      write(at_item, w);
     }
   }
 };

@@ -5,6 +5,7 @@
 
 #include "gpu/ptx/mbarrier.cuh"
 #include "gpu/ptx/sync.cuh"
+#include "gpu/ptx/wgmma.cuh"
 #include "sparse_mla/sm90/config.h"
 
 namespace serinus::sparse_mla::sm90 {
@@ -68,10 +69,13 @@ struct Places {
     return base + stage * C::kBlockBytes;
   }
   __device__ __forceinline__ std::uint32_t weights(std::uint32_t slot) const {
-    return base + C::kWeights + slot * kTile;
+    return base + C::kWeights + slot * C::kWeightTile;
+  }
+  __device__ __forceinline__ std::uint32_t queries(std::uint32_t slot) const {
+    return base + C::kQueries + slot * (C::kChunks * C::kQueryTile);
   }
   __device__ __forceinline__ std::uint32_t header(std::uint32_t slot) const {
-    return base + C::kHeaders + slot * static_cast<std::uint32_t>(sizeof(WeightsHeader));
+    return base + C::kHeaders + slot * static_cast<std::uint32_t>(sizeof(typename C::Header));
   }
   __device__ __forceinline__ std::uint32_t mask(std::uint32_t stage) const {
     return base + C::kMask + stage * 8;
@@ -83,11 +87,24 @@ __device__ __forceinline__ std::uint32_t in_tile(std::uint32_t row, std::uint32_
   return row * 64 + ((unit ^ (row / 2 % 4)) * 16);
 }
 
+/// The same in a tile of 128 columns (128-byte swizzle).
+__device__ __forceinline__ std::uint32_t in_wide_tile(std::uint32_t row, std::uint32_t unit) {
+  return row * 128 + ((unit ^ (row % 8)) * 16);
+}
+
 /// As an instruction that the compiler does not repeat wherever it wants the value again.
 __device__ __forceinline__ std::uint32_t opaque_lane() {
   std::uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
+}
+
+/// Calls `multiply(i, operand)` for every 32 columns of a block, i of them.
+template <class C, class F>
+__device__ __forceinline__ void for_columns(std::uint32_t block, const F& multiply) {
+  const ptx::MatrixDescriptor<128> first(block);
+#pragma unroll
+  for (int i = 0; i < 2 * C::kChunks; ++i) multiply(i, first.plus(i / 4 * kWideTile + i % 4 * 32));
 }
 
 /// One arrival of a warp, after all of its lanes' accesses so far.
