@@ -18,7 +18,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("DIR");
   cmd->add_option("--rows", options->rows, "Only rows whose name holds this text")
       ->type_name("TEXT");
-  cmd->add_option("--rounds", options->rounds, "Rounds of three launches each, of which two count")
+  cmd->add_option("--rounds", options->rounds,
+                  "Rounds: of three launches, of which two count, and of two pairs")
       ->check(CLI::Range(1, 10'000))
       ->capture_default_str();
   cmd->add_option("--commit", options->commit, "What the results shall say they were measured on");
@@ -26,10 +27,12 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0, 1023))
       ->capture_default_str();
   cmd->footer(
-      "Large kernels meet the card's power limit, so that TFLOPS move with its heat; the ratio to\n"
-      "the GEMM is what can be compared. Heads below 64 are bound by the gather of their rows, "
-      "and\n"
-      "are compared with a kernel that does nothing else.");
+      "Large kernels meet the card's power limit, so that its clock decides: what it does just "
+      "after\n"
+      "a pause, and steadily, after half a second of the same work, are measured apart. The ratio "
+      "to\n"
+      "the GEMM is what can be compared. Heads below 64 are also compared with a kernel that does\n"
+      "nothing but gather their rows.");
   cmd->callback([options, &exit_code] {
     bench_sparse_mla(*options);
     exit_code = kFine;

@@ -1,8 +1,14 @@
 // The Hopper prefill, timed beside cuBLASLt's FP8 GEMM of 8192^3 in the same run. Data are unit
 // normal, indices distinct within a token; the error is that of sampled tokens against float64.
+//
+// All large kernels meet the card's power limit, so its clock, and with it every rate, depends on
+// what ran before. Hence two measurements a row. "Burst": after a pause, twelve turns of three
+// launches each, of which the first does not count: what a card does that has just begun to work.
+// "Steady": pairs of single launches after half a second of the same, all at one clock.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -10,6 +16,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <serinus/sparse_mla.h>
@@ -17,6 +24,7 @@
 #include "base/dtypes.h"
 #include "base/parallel.h"
 #include "cli/bench.h"
+#include "cli/card_watch.h"
 #include "cli/fp8_gemm.h"
 #include "cli/gather_floor.h"
 #include "cli/report_file.h"
@@ -131,24 +139,51 @@ double median(std::vector<double> times) {
   return *middle;
 }
 
-/// Median microseconds of each function, launched three by three in turns; the first of each three,
-/// which still feels its predecessor, does not count.
-std::vector<double> interleaved(Device device, int rounds,
-                                const std::vector<std::function<void()>>& functions) {
-  std::vector<std::vector<double>> times(functions.size());
-  for (int round = -1; round < rounds; ++round) {
-    for (std::size_t f = 0; f < functions.size(); ++f) {
-      const std::vector<double> us = gpu::time_calls(device, 3, functions[f]);
-      if (round >= 0) times[f].insert(times[f].end(), us.begin() + 1, us.end());
-    }
+using Work = std::vector<std::function<void()>>;
+
+/// Microseconds of `launches` of each function in turn, the first `skipped` of them left out.
+void take_turns(Device device, const Work& work, int launches, int skipped,
+                std::vector<std::vector<double>>& times) {
+  times.resize(work.size());
+  for (std::size_t f = 0; f < work.size(); ++f) {
+    const std::vector<double> us = gpu::time_calls(device, launches, work[f]);
+    times[f].insert(times[f].end(), us.begin() + skipped, us.end());
   }
-  std::vector<double> medians;
-  for (auto& t : times) medians.push_back(median(std::move(t)));
-  return medians;
 }
 
-Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo& gpu,
-             Fp8Gemm* gemm) {
+/// Medians of each function.
+struct Measured {
+  std::vector<double> us;
+  CardWatch::State card;
+};
+Measured medians(std::vector<std::vector<double>> times, CardWatch* watch) {
+  Measured m;
+  for (auto& t : times) m.us.push_back(median(std::move(t)));
+  if (watch != nullptr) m.card = watch->since_last();
+  return m;
+}
+
+Measured burst(Device device, int rounds, const Work& work, CardWatch* watch) {
+  std::vector<std::vector<double>> times, ignored;
+  take_turns(device, work, 1, 0, ignored);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (watch != nullptr) watch->since_last();
+  for (int round = 0; round < rounds; ++round) take_turns(device, work, 3, 1, times);
+  return medians(std::move(times), watch);
+}
+
+Measured steady(Device device, int rounds, const Work& work, CardWatch* watch) {
+  std::vector<std::vector<double>> times, ignored;
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500))
+    take_turns(device, work, 1, 0, ignored);
+  if (watch != nullptr) watch->since_last();
+  for (int round = 0; round < 2 * rounds; ++round) take_turns(device, work, 1, 0, times);
+  return medians(std::move(times), watch);
+}
+
+Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo& gpu, Fp8Gemm* gemm,
+             CardWatch* watch) {
   const Device cuda{DeviceType::cuda, gpu.index};
   const auto q = normal_codes(row.s_q * row.h_q * row.d_qk, 3);
   const auto kv = normal_codes(row.s_kv * row.d_qk, 4);
@@ -171,15 +206,16 @@ Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo&
   args.workspace =
       TensorView(workspace.data(), DType::u8, {static_cast<std::int64_t>(workspace.bytes())}, cuda);
 
-  std::vector<std::function<void()>> functions = {[&] { sparse_mla_prefill(args); }};
-  if (gemm != nullptr) functions.emplace_back([&] { gemm->run(); });
+  Work work = {[&] { sparse_mla_prefill(args); }};
+  if (gemm != nullptr) work.emplace_back([&] { gemm->run(); });
   const bool gather_bound = row.h_q < 64;
   if (gather_bound) {
-    functions.emplace_back([&] {
+    work.emplace_back([&] {
       gather_rows(d_kv.data(), d_indices.data(), row.s_q, row.topk, row.d_qk, gpu.multiprocessors);
     });
   }
-  const std::vector<double> us = interleaved(cuda, options.rounds, functions);
+  const Measured cold = burst(cuda, options.rounds, work, watch),
+                 warm = steady(cuda, options.rounds, work, watch);
 
   Squares squares;
   for (const std::int64_t token : {std::int64_t{0}, row.s_q / 2, row.s_q - 1}) {
@@ -197,15 +233,27 @@ Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo&
             {"h_q", row.h_q},
             {"d_qk", row.d_qk},
             {"topk", row.topk},
-            {"median_us", rounded(us[0], 0.01)},
-            {"tflops", rounded(row.flop() / us[0] * 1e-6, 0.1)}};
+            {"median_us", rounded(cold.us[0], 0.01)},
+            {"tflops", rounded(row.flop() / cold.us[0] * 1e-6, 0.1)},
+            {"steady_us", rounded(warm.us[0], 0.01)}};
   if (gemm != nullptr) {
-    j["ratio_to_gemm"] = rounded(row.flop() / us[0] / (Fp8Gemm::kFlop / us[1]), 1e-4);
-    j["gemm_tflops"] = rounded(Fp8Gemm::kFlop / us[1] * 1e-6, 0.1);
+    const auto ratio = [&](const Measured& m) {
+      return rounded(row.flop() / m.us[0] / (Fp8Gemm::kFlop / m.us[1]), 1e-4);
+    };
+    j["ratio_to_gemm"] = ratio(cold);
+    j["steady_ratio_to_gemm"] = ratio(warm);
+    j["gemm_tflops"] = rounded(Fp8Gemm::kFlop / cold.us[1] * 1e-6, 0.1);
+    j["steady_gemm_tflops"] = rounded(Fp8Gemm::kFlop / warm.us[1] * 1e-6, 0.1);
   }
   if (gather_bound) {
-    j["gather_us"] = rounded(us.back(), 0.01);
-    j["ratio_to_gather"] = rounded(us[0] / us.back(), 1e-3);
+    j["gather_us"] = rounded(cold.us.back(), 0.01);
+    j["ratio_to_gather"] = rounded(cold.us[0] / cold.us.back(), 1e-3);
+    j["steady_ratio_to_gather"] = rounded(warm.us[0] / warm.us.back(), 1e-3);
+  }
+  if (watch != nullptr) {
+    j["sm_mhz"] = cold.card.sm_mhz;
+    j["steady_sm_mhz"] = warm.card.sm_mhz;
+    j["steady_watts"] = warm.card.watts;
   }
   j["error"] = rounded(std::sqrt(squares.difference / squares.reference), 1e-5);
   j["launches"] = 2 * options.rounds;
@@ -218,18 +266,23 @@ Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo&
 void print_header(const gpu::DeviceInfo& gpu, bool with_gemm) {
   fmt::print("{}; medians, launches in turns with cuBLASLt's FP8 GEMM of 8192^3{}\n", gpu.name,
              with_gemm ? "" : " (which this machine lacks: no ratios)");
-  fmt::print("| s_q | s_kv | h_q | d_qk | topk | µs | TFLOPS | of GEMM | x gather | error |\n");
-  fmt::print("|---|---|---|---|---|---|---|---|---|---|\n");
+  fmt::print(
+      "| s_q | s_kv | h_q | d_qk | topk | µs | TFLOPS | of GEMM | x gather | steady: µs | of GEMM "
+      "| "
+      "x gather | SM MHz | W | error |\n");
+  fmt::print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
 }
 
 void print_row(const Json& j) {
-  const auto ratio = [&](const char* name) {
-    return j.contains(name) ? fmt::format("{:.2f}", j[name].get<double>()) : std::string();
+  const auto number = [&](const char* name, int digits) {
+    return j.contains(name) ? fmt::format("{:.{}f}", j[name].get<double>(), digits) : std::string();
   };
-  fmt::print("| {} | {} | {} | {} | {} | {:.1f} | {:.0f} | {} | {} | {:.4f} |\n",
-             j["s_q"].get<int>(), j["s_kv"].get<int>(), j["h_q"].get<int>(), j["d_qk"].get<int>(),
-             j["topk"].get<int>(), j["median_us"].get<double>(), j["tflops"].get<double>(),
-             ratio("ratio_to_gemm"), ratio("ratio_to_gather"), j["error"].get<double>());
+  fmt::print("| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+             number("s_q", 0), number("s_kv", 0), number("h_q", 0), number("d_qk", 0),
+             number("topk", 0), number("median_us", 1), number("tflops", 0),
+             number("ratio_to_gemm", 2), number("ratio_to_gather", 2), number("steady_us", 1),
+             number("steady_ratio_to_gemm", 2), number("steady_ratio_to_gather", 2),
+             number("steady_sm_mhz", 0), number("steady_watts", 0), number("error", 4));
   std::fflush(stdout);
 }
 
@@ -248,11 +301,12 @@ void bench_sparse_mla(const BenchOptions& options) {
   const gpu::DeviceInfo& gpu = survey.devices[static_cast<std::size_t>(options.device)];
   constexpr auto kCodes = static_cast<std::int64_t>(Fp8Gemm::kN * Fp8Gemm::kN);
   const auto gemm = Fp8Gemm::load(cuda, normal_codes(kCodes, 1), normal_codes(kCodes, 2));
+  const auto watch = CardWatch::start(options.device);
   Json all = Json::array();
   if (!options.json) print_header(gpu, gemm != nullptr);
   for (const Row& row : kRows) {
     if (std::string(row.name).find(options.rows) == std::string::npos) continue;
-    all.push_back(measure(row, options, gpu, gemm.get()));
+    all.push_back(measure(row, options, gpu, gemm.get(), watch.get()));
     if (!options.json) print_row(all.back());
     if (!options.out.empty()) write_row(options.out, all.back());
   }
