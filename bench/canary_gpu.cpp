@@ -3,7 +3,7 @@
 //
 //   canary_gpu [--json DIR] [--commit C] [--cases TEXT] [--rounds N]
 //
-// A pool of 1 048 576 slots in pages of 64, handed out in random order, 1024 random bytes a token,
+// A pool of 1 048 576 slots and a page for the null slot, in pages of 64, handed out in random order, 1024 random bytes a token,
 // unless a case says otherwise. A time is the median of event-timed launches; two launches run
 // before each, so that what fits lies in L2 and the host is ahead. "cold": 512 MB are overwritten
 // before each.
@@ -108,11 +108,11 @@ class Bench {
     return options_.cases.empty() || name.find(options_.cases) != std::string::npos;
   }
 
-  /// `bytes`: read and written, what the work cannot do without.
+  /// `bytes`: read and written, what the work cannot do without; `work` does it `times` times.
   void row(const std::string& name, const char* format, const char* mode, double bytes,
-           const std::function<void()>& work, bool cold = false) {
+           const std::function<void()>& work, bool cold = false, int times = 1) {
     if (!wants(name)) return;
-    const double us = time(work, cold);
+    const double us = time(work, cold) / times;
     const double tb_per_s = bytes / us * 1e-6;
     fmt::print("{:34} {:8} {:8} {:10.2f} us {:7.3f} TB/s {:6.3f} of copy\n", name, format, mode, us,
                tb_per_s, tb_per_s / copy_);
@@ -154,17 +154,16 @@ class Bench {
 };
 
 constexpr std::int64_t kSlots = 1 << 20, kPage = 64, kRowBytes = 1024;
+constexpr std::int64_t kPoolSlots = kSlots + kPage;
 constexpr std::int64_t kRequests = 256, kContext = 4096, kChunk = 16384;
 
 /// Slots of the pool in the order in which they are handed out: pages shuffled, slots within a page
-/// in order. The first page, of the null slot, comes last: where all slots are used, so is that
-/// one, which the canary rightly reports.
+/// in order, without the first page, which has the null slot.
 std::vector<std::int64_t> handed_out() {
   std::vector<std::int64_t> pages(kSlots / kPage);
-  std::iota(pages.begin(), pages.end(), std::int64_t{0});
+  std::iota(pages.begin(), pages.end(), std::int64_t{1});
   std::mt19937_64 random(1);
-  std::shuffle(pages.begin() + 1, pages.end(), random);
-  std::rotate(pages.begin(), pages.begin() + 1, pages.end());
+  std::shuffle(pages.begin(), pages.end(), random);
   std::vector<std::int64_t> slots;
   for (const std::int64_t page : pages) {
     for (std::int64_t i = 0; i < kPage; ++i) slots.push_back(page * kPage + i);
@@ -185,7 +184,7 @@ void sglang_rows(Bench& bench, const Array& kv) {
   const std::vector<std::int64_t> slots = handed_out();
   std::vector<std::int32_t> cells(static_cast<std::size_t>((kRequests + 1) * kContext));
   std::copy(slots.begin(), slots.end(), cells.begin() + kContext);
-  const Array table(DType::i32, cells), records(DType::u8, {kSlots, 32}), ring(DType::i64, {64, 8}),
+  const Array table(DType::i32, cells), records(DType::u8, {kPoolSlots, 32}), ring(DType::i64, {64, 8}),
       write_index(DType::i32, {1}), slot_runs(DType::i64, {1}), kernel_runs(DType::i64, {1}),
       skipped(DType::i64, {1}), assert_on(DType::i32, std::vector<std::int32_t>{1});
   const auto context = [&](RealKvHashMode mode) {
@@ -195,7 +194,7 @@ void sglang_rows(Bench& bench, const Array& kv) {
                            .violation_write_index = write_index.view(),
                            .slot_run_counter = slot_runs.view(),
                            .kernel_run_counter = kernel_runs.view(),
-                           .real_kv_sources = {{.tensor = kv.view(kSlots, kRowBytes),
+                           .real_kv_sources = {{.tensor = kv.view(kPoolSlots, kRowBytes),
                                                 .page_size = 1,
                                                 .num_bytes_per_token = kRowBytes,
                                                 .read_bytes = kRowBytes}},
@@ -323,8 +322,69 @@ struct SerinusCase {
   std::int64_t slots, requests, context;
 };
 
+/// What a decode step adds: head, tail, stamp and sweep of the default budget, ten times over in one
+/// graph, so that its launch is not counted. Everybody writes the last token of his context anew.
+void decode_step(Bench& bench, const canary::cuda::DevicePool& pool,
+                 const canary::cuda::DeviceRing& ring, const canary::cuda::DeviceBatch& all,
+                 std::int64_t bs, std::int64_t context, std::int64_t budget, const Array& locations,
+                 const Array& workspace, const std::string& name, const char* mode) {
+  using namespace canary::cuda;
+  const std::string title =
+      "decode-step-" + std::to_string(bs) + "x" + std::to_string(context) + name;
+  if (!bench.wants(title)) return;
+  const auto some = [&](const TensorView& t) { return TensorView(t.data, t.dtype, {bs}, kGpu); };
+  const std::vector<std::int64_t> last(static_cast<std::size_t>(bs), context - 1);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(bs));
+  for (std::int64_t r = 0; r < bs; ++r) {
+    check(cudaMemcpy(&slots[static_cast<std::size_t>(r)],
+                     locations.view().as<std::int64_t>() + (r + 1) * context - 1, 8,
+                     cudaMemcpyDeviceToHost));
+  }
+  const Array lasts(DType::i64, last), to(DType::i64, slots),
+      ones(DType::i64, std::vector<std::int64_t>(static_cast<std::size_t>(bs), 1)),
+      tokens(DType::i64, std::vector<std::int64_t>(static_cast<std::size_t>(bs), 7));
+  DeviceBatch b = all;
+  b.rows = some(all.rows);
+  b.owners = some(all.owners);
+  b.prefix_lens = b.positions = lasts.view();
+  b.extend_lens = ones.view();
+  b.input_ids = tokens.view();
+  b.out_cache_loc = to.view();
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t run = nullptr;
+  constexpr int kSteps = 10;
+  check(cudaDeviceSynchronize());
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < kSteps; ++i) {
+    const Stream s{stream};
+    const auto moment = [&](canary::Moment m) {
+      verify(pool, ring, b, {.moment = m, .records = std::max<std::int64_t>(1, budget / 4)},
+             workspace.view(), s);
+    };
+    moment(canary::Moment::head);
+    moment(canary::Moment::tail);
+    stamp(pool, ring, b, workspace.view(), s);
+    sweep(pool, ring, std::max<std::int64_t>(1, budget / 2), workspace.view(), s);
+  }
+  check(cudaStreamEndCapture(stream, &graph));
+  check(cudaGraphInstantiate(&run, graph, 0));
+  bench.row(title, "serinus", mode, 0, [&] { check(cudaGraphLaunch(run, nullptr)); }, false, kSteps);
+  check(cudaGraphExecDestroy(run));
+  check(cudaGraphDestroy(graph));
+  check(cudaStreamDestroy(stream));
+}
+
 void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
   using namespace canary::cuda;
+  const std::string name = c.name;
+  const std::string shape = std::to_string(c.requests) + "x" + std::to_string(c.context) + name;
+  if (!bench.wants("write-chunk" + name) && !bench.wants("write-" + shape) &&
+      !bench.wants("verify-" + shape) && !bench.wants("rolling-step" + name) &&
+      !bench.wants("decode-step-1x" + std::to_string(c.context) + name)) {
+    return;
+  }
   std::vector<std::int64_t> slots = handed_out();
   std::erase_if(slots, [&](std::int64_t s) { return s >= c.slots; });
   std::vector<std::int32_t> cells(static_cast<std::size_t>((c.requests + 1) * c.context));
@@ -385,7 +445,6 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
     // Everything belongs to the request that writes it.
     const Array first(DType::i64, std::vector<std::int64_t>(slots.begin(), slots.begin() + n));
     on_alloc(p.pool, ring, first.view(), 1, 1);
-    const std::string name = c.name;
     bench.row("write-chunk" + std::to_string(n) + name, "serinus", m.name,
               static_cast<double>(n) * (32 + 20 + 4 + 24 + row_bytes),
               [&] { stamp(p.pool, ring, chunk, workspace.view()); });
@@ -395,7 +454,6 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
                               {c.context}, kGpu);
       on_alloc(p.pool, ring, of_row, static_cast<canary::Owner>(r + 1), 2);
     }
-    const std::string shape = std::to_string(c.requests) + "x" + std::to_string(c.context) + name;
     bench.row("write-" + shape, "serinus", m.name,
               static_cast<double>(tokens) * (32 + 20 + 4 + 24 + row_bytes),
               [&] { stamp(p.pool, ring, all, workspace.view()); });
@@ -415,6 +473,10 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
                 verify(p.pool, ring, read, quarter, workspace.view());
                 sweep(p.pool, ring, std::max<std::int64_t>(1, budget / 2), workspace.view());
               });
+    for (const std::int64_t bs : {1, 64}) {
+      if (bs > c.requests) continue;
+      decode_step(bench, p.pool, ring, b, bs, c.context, budget, locations, workspace, name, m.name);
+    }
     check(cudaDeviceSynchronize());
     std::vector<std::byte> copy(ring_bytes(256));
     check(cudaMemcpy(copy.data(), ring_memory.view().data, copy.size(), cudaMemcpyDeviceToHost));
@@ -443,7 +505,7 @@ int main(int argc, char** argv) {
   Bench bench(options, survey.devices[0].name);
   const Array kv(DType::u8, {std::int64_t{4} << 30});
   kv.fill_random(3);
-  serinus_rows(bench, {"", plain_layout(kPage, kRowBytes), 1, kSlots, kRequests, kContext}, kv);
+  serinus_rows(bench, {"", plain_layout(kPage, kRowBytes), 1, kPoolSlots, kRequests, kContext}, kv);
   // All layers of a model: a token's bytes lie in 61 or 96 places.
   serinus_rows(bench, {"-61x576", plain_layout(64, 576), 61, 1 << 16, 16, 4080}, kv);
   serinus_rows(bench, {"-61x656", kv_layout("fp8_656"), 61, 1 << 16, 16, 4080}, kv);

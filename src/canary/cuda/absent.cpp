@@ -47,14 +47,11 @@ void launch_move(const PoolParams&, const RingParams&, SlotList, SlotList, Moved
 void launch_store(const PoolParams&, const RingParams&, SlotList, Record*, Device, Stream) {}
 void launch_load(const PoolParams&, const RingParams&, const Record*, SlotList, Owner, Device,
                  Stream) {}
-void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Moment, const Range*,
+void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Moment, std::int64_t,
                    std::int64_t, Device, Stream) {}
-void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, const std::int64_t*,
-                         Moment, Device, Stream) {}
+void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, Moment, Device, Stream) {}
+void launch_sweep(const PoolParams&, const RingParams&, std::int64_t, Device, Stream) {}
 void launch_null_digest(const PoolParams&, Device, Stream) {}
-void launch_plan(const PoolParams&, const BatchParams&, std::int64_t, Range*, Device, Stream) {}
-void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t, std::int64_t*,
-                       std::int64_t*, Device, Stream) {}
 void launch_clear_ring(const RingParams&, Device, Stream) {}
 void launch_next_step(const RingParams&, Device, Stream) {}
 void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}

@@ -24,6 +24,20 @@ __device__ __forceinline__ void cp_async(std::uint32_t dst, const void* src) {
   }
 }
 
+/// The same of the first `n` bytes, and zeros after them.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(n)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(kBytes),
+                 "r"(n)
+                 : "memory");
+  }
+}
+
 /// This thread's copies so far are one more group; cp_async_wait waits until at most `kPending`
 /// groups are under way.
 __device__ __forceinline__ void cp_async_commit() {

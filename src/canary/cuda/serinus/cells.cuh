@@ -51,8 +51,9 @@ struct Walk {
   const std::int32_t* told = nullptr;  ///< its expected tokens
   std::int64_t told_end = 0;
 
-  __device__ Walk(const PoolParams& pool, const BatchParams& batch, std::int64_t r)
-      : p(pool), b(batch), request(r), row(batch.rows[r]), owner(batch.owners[r]) {
+  __device__ Walk(const PoolParams& pool, const BatchParams& batch, std::int64_t r,
+                  std::int64_t row_of, Owner owner_of)
+      : p(pool), b(batch), request(r), row(row_of), owner(owner_of) {
     cells = b.table.cells + row * b.table.stride;
     if (b.expected.cells == nullptr || !has_row(b.expected, row)) return;
     const std::int64_t valid = b.valid_lens != nullptr ? b.valid_lens[r] : b.expected.width;

@@ -1,34 +1,58 @@
-// Digests of a tile of slots by a whole CTA, whatever the sources: eight lanes take a row of 1024
-// bytes side by side, four rows a warp, so that every load is a full line; where there are few
-// slots, the sources of one are shared out to several warps.
+// Digests of slots, an octet of lanes a slot side by side: 128 bytes a copy to shared memory, eight
+// of them or more under way, over the borders of pieces and of slots, so that short pieces wait as little as
+// long ones.
+// Where there are few slots, the pieces of one are shared out to several octets. Of a partial
+// digest, which takes 32 bytes of a piece, a lane does what an octet does here.
 #pragma once
 
 #include <cstdint>
 
 #include "canary/cuda/lanes.cuh"
 #include "canary/cuda/serinus/params.h"
+#include "gpu/ptx/copy.cuh"
 #include "gpu/ptx/shared.cuh"
 
 namespace serinus::canary::cuda {
 
-inline constexpr int kDigestThreads = 256;
-inline constexpr int kRowLanes = 8;                  ///< lanes that share a row
-inline constexpr int kWarpRows = kWarp / kRowLanes;  ///< rows of a warp at once
-inline constexpr int kVectors = hash::kBlock / 16;   ///< of a block
-inline constexpr int kLaneVectors = kVectors / kRowLanes;
-inline constexpr int kMaxTile = 256;  ///< slots x parts of a tile at most
+inline constexpr int kThreads = 256;  ///< of every CTA that hashes
+inline constexpr int kWarps = kThreads / kWarp;
+inline constexpr int kOctet = 8;
+inline constexpr int kVector = 16;                       ///< bytes of a lane's copy
+inline constexpr int kOctetBytes = kOctet * kVector;     ///< of an octet's
+inline constexpr int kVectors = hash::kBlock / kVector;  ///< of a block
+inline constexpr int kAhead = 12;                        ///< vectors of a lane under way
+inline constexpr int kMaxRows = 32;                      ///< slots of a tile with bytes
+inline constexpr int kMaxParts = 32;                     ///< that share a slot
 
-/// How a CTA shares out a tile: `rows` slots, each one's sources in `parts`; rows * parts <=
-/// kMaxTile, rows a multiple of kWarpRows.
+/// How tiles of slots are shared out: to warps, each on its own, or to whole CTAs.
 struct TileShape {
-  int rows = kMaxTile, parts = 1;
+  int rows = kMaxRows;  ///< slots of a tile, a power of two
+  int parts = 1;        ///< octets (lanes) that share a slot
+  bool whole = false;   ///< the warps of a CTA share a tile
+
+  /// Tiles of n cells, n >= 0.
+  SERINUS_HOST_DEVICE std::int64_t tiles(std::int64_t n) const {
+#ifdef __CUDA_ARCH__
+    return (n + rows - 1) >> (__ffs(rows) - 1);
+#else
+    return (n + rows - 1) / rows;
+#endif
+  }
 };
 
 struct DigestScratch {
+  uint4 under_way[kAhead][kThreads];  ///< a column a thread
   ulonglong2 nh_keys[kVectors];
-  std::uint64_t sums[kMaxTile];
-  std::int32_t slots[kMaxTile];  ///< to be digested; -1 = none
+  std::uint64_t sums[kThreads];  ///< of a warp its 32, or of a CTA all: row by row, a part each
+  std::int32_t slots[kWarps][kMaxRows];  ///< of each warp's tile, to be digested; -1 = none
 };
+
+/// A kernel's shared memory, as the launch sizes it.
+template <class T>
+__device__ __forceinline__ T& shared_as() {
+  extern __shared__ uint4 shared_memory[];
+  return *reinterpret_cast<T*>(shared_memory);
+}
 
 /// Once a kernel; a barrier must follow.
 __device__ inline void init_digest(DigestScratch& s) {
@@ -37,152 +61,251 @@ __device__ inline void init_digest(DigestScratch& s) {
   }
 }
 
-/// 16 bytes of a row of which `n` more exist, zeros after them; `alignment` of the row.
-__device__ inline uint4 load_vector(const std::uint8_t* at, std::int64_t n, int alignment) {
-  if (alignment == 16 && n >= 16) return __ldcg(reinterpret_cast<const uint4*>(at));
-  if (alignment >= 8 && n >= 16) {
-    const uint2 a = __ldcg(reinterpret_cast<const uint2*>(at));
-    const uint2 b = __ldcg(reinterpret_cast<const uint2*>(at) + 1);
-    return make_uint4(a.x, a.y, b.x, b.y);
+/// Begins to copy the first 16 of n > 0 bytes to shared memory, zeros where there are less.
+__device__ __forceinline__ void copy_vector(std::uint32_t to, const std::uint8_t* at, int n,
+                                            int alignment) {
+  if (alignment == 16) {
+    gpu::ptx::cp_async_zfill<16>(to, at, min(n, 16));
+  } else if (alignment == 8) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 8) gpu::ptx::cp_async_zfill<8>(to + i, at + i, min(max(n - i, 0), 8));
+  } else if (alignment == 4) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) gpu::ptx::cp_async_zfill<4>(to + i, at + i, min(max(n - i, 0), 4));
+  } else {
+#pragma unroll 4
+    for (int i = 0; i < 16; ++i) gpu::ptx::store_shared_u8(to + i, i < n ? __ldcg(at + i) : 0);
   }
-  if (alignment >= 4 && n >= 16) {
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(at);
-    return make_uint4(__ldcg(words), __ldcg(words + 1), __ldcg(words + 2), __ldcg(words + 3));
-  }
-  // The end of a row, or an odd one: a loop, so as not to cost the others their registers.
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
-#pragma unroll 1
-  for (int i = 0; i < 16 && i < n; ++i) {
-    const std::uint64_t byte = std::uint64_t{__ldcg(at + i)} << (8 * (i % 8));
-    (i < 8 ? low : high) |= byte;
-  }
-  return make_uint4(static_cast<std::uint32_t>(low), static_cast<std::uint32_t>(low >> 32),
-                    static_cast<std::uint32_t>(high), static_cast<std::uint32_t>(high >> 32));
 }
 
 /// NH of one vector of which n bytes exist, n > 0.
-__device__ __forceinline__ std::uint64_t nh_vector(uint4 v, ulonglong2 key, std::int64_t n) {
+__device__ __forceinline__ std::uint64_t nh_vector(uint4 v, ulonglong2 key, int n) {
   std::uint64_t nh = hash::nh_pair(static_cast<std::uint64_t>(v.y) << 32 | v.x, key.x);
   if (n > 8) nh += hash::nh_pair(static_cast<std::uint64_t>(v.w) << 32 | v.z, key.y);
   return nh;
 }
 
-__device__ __forceinline__ std::uint64_t sum_of_row_lanes(std::uint64_t x) {
-#pragma unroll
-  for (int d = 1; d < kRowLanes; d *= 2) {
-    x += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(x), d);
-  }
-  return x;
+/// A piece's table row, and where it lies of a slot.
+struct OpenPiece {
+  const std::uint8_t* at;
+  int bytes, alignment;
+};
+struct Address {
+  std::int32_t page, token;
+};
+__device__ __forceinline__ Address address_of(const PoolParams& p, std::int32_t slot) {
+  const auto page = static_cast<std::int32_t>(static_cast<std::uint32_t>(slot) / p.page_size);
+  return {page, slot - page * static_cast<std::int32_t>(p.page_size)};
+}
+__device__ __forceinline__ OpenPiece open_piece(const PoolParams& p, int piece, Address a) {
+  const auto* const row = reinterpret_cast<const ulonglong2*>(p.pieces + piece);
+  const ulonglong2 where = __ldg(row);
+  const ulonglong2 more = __ldg(row + 1);
+  const uint2 size = __ldg(reinterpret_cast<const uint2*>(row) + 5);
+  return {reinterpret_cast<const std::uint8_t*>(where.x) +
+              a.page * static_cast<std::int64_t>(where.y) +
+              a.token * static_cast<std::int64_t>(more.x),
+          static_cast<int>(size.x), static_cast<int>(size.y)};
+}
+__device__ __forceinline__ hash::BlockKeys keys_of(const PoolParams& p, int piece) {
+  const auto* const row = reinterpret_cast<const std::uint64_t*>(p.pieces + piece);
+  return {__ldg(row + 3), __ldg(row + 4)};
 }
 
-/// A source's address of a slot; any address, not to be read, for slot -1.
-__device__ __forceinline__ const std::uint8_t* address(const SourceEntry& s, std::int32_t page,
-                                                       std::int32_t token) {
-  return s.base + page * s.page_stride + token * s.token_stride;
+/// What an octet (a lane, where partial) is to hash: part `part` of the slots in rows `row`, `row`
+/// + `step`, ...
+struct Share {
+  int row, step, part;
+};
+__device__ __forceinline__ Share share_of(const TileShape& shape, int units, int unit) {
+  if (shape.parts == 1) return {unit, units, 0};
+  return {unit / shape.parts, units / shape.parts, unit % shape.parts};
 }
 
-template <Depth kDepth>
-__device__ inline void digest_tile(const PoolParams& p, TileShape shape, DigestScratch& scratch) {
-  const auto page_of = [&p](std::int32_t slot) {
-    return static_cast<std::int32_t>(static_cast<std::uint32_t>(slot) / p.page_size);
+/// The next row of a share whose slot is to be hashed.
+__device__ __forceinline__ int next_row(const TileShape& shape, const Share& share,
+                                        const std::int32_t* slots, int row) {
+  while (row < shape.rows && slots[row] < 0) row += share.step;
+  return row;
+}
+
+/// Sums of the terms of an octet's share, all bytes. `sums` has a part's sum of every row.
+__device__ inline void digest_all(const PoolParams& p, const TileShape& shape, const Share& share,
+                                  DigestScratch& scratch, const std::int32_t* slots,
+                                  std::uint64_t* sums) {
+  const int in_octet = lane_id() % kOctet;
+  const unsigned octet = 0xFFu << (lane_id() - in_octet);
+  const int lane_offset = in_octet * kVector;
+  // What is asked for next, and what is hashed next: `left` bytes of a piece of a row's slot.
+  struct Cursor {
+    int row, piece, left;
   };
-  if constexpr (kDepth == Depth::partial) {
-    // A lane a row: two vectors of each source.
-    for (int unit = static_cast<int>(threadIdx.x); unit < shape.rows * shape.parts;
-         unit += kDigestThreads) {
-      const std::int32_t slot = scratch.slots[unit % shape.rows];
-      hash::u128 terms = 0;
-      if (slot >= 0) {
-        const std::int32_t page = page_of(slot);
-        const auto token =
-            static_cast<std::int32_t>(slot - page * static_cast<std::int32_t>(p.page_size));
-        for (int k = unit / shape.rows; k < p.num_sources; k += shape.parts) {
-          const SourceEntry s = p.sources[k];
-          const std::uint8_t* const at = address(s, page, token);
-          // Of more than 32 bytes the last 16 follow the first.
-          const std::int64_t second = s.bytes > 32 ? s.bytes - 16 : 16;
-          const std::int64_t n = s.bytes - second;
-          const int alignment = second % 16 == 0  ? s.alignment
-                                : second % 4 == 0 ? min(s.alignment, 4)
-                                                  : 1;
-          const uint4 a = load_vector(at, s.bytes, s.alignment);
-          uint4 b = make_uint4(0, 0, 0, 0);
-          if (n > 0) b = load_vector(at + second, n, alignment);
-          std::uint64_t nh = nh_vector(a, scratch.nh_keys[0], s.bytes);
-          if (n > 0) nh += nh_vector(b, scratch.nh_keys[1], n);
-          terms += s.length_term + hash::block_term(nh, p.block_keys[s.first_block]);
+  Cursor ask{next_row(shape, share, slots, share.row), share.part, 0};
+  if (ask.row >= shape.rows) return;
+  Address address = address_of(p, slots[ask.row]);
+  OpenPiece open = open_piece(p, ask.piece, address);
+  ask.left = open.bytes;
+  Cursor have = ask;
+  hash::BlockKeys block_keys = keys_of(p, have.piece);
+  std::uint64_t nh = 0;
+  hash::u128 terms = 0;
+  constexpr std::uint32_t kStage = kThreads * kVector;
+  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][threadIdx.x]);
+  const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys) + lane_offset;
+  std::uint32_t key = first_key;
+
+  const auto load = [&](std::uint32_t to) {
+    if (ask.row < shape.rows) {
+      const int n = ask.left - lane_offset;
+      if (n > 0) copy_vector(to, open.at + lane_offset, n, open.alignment);
+      open.at += kOctetBytes;
+      ask.left -= kOctetBytes;
+      if (ask.left <= 0) {
+        ask.piece += shape.parts;
+        if (ask.piece >= p.num_pieces) {
+          ask.piece = share.part;
+          ask.row = next_row(shape, share, slots, ask.row + share.step);
+          if (ask.row < shape.rows) address = address_of(p, slots[ask.row]);
         }
+        open = open_piece(p, ask.piece, address);
+        ask.left = open.bytes;
       }
-      scratch.sums[unit] = hash::canonical(terms);
     }
-  } else {
-    const int lane = lane_id();
-    const int in_row = lane % kRowLanes;
-    const int quads = shape.rows / kWarpRows;
-    const std::uint32_t keys = gpu::ptx::shared_address(scratch.nh_keys + in_row);
-    for (int unit = static_cast<int>(threadIdx.x) / kWarp; unit < quads * shape.parts;
-         unit += kDigestThreads / kWarp) {
-      const int row = unit % quads * kWarpRows + lane / kRowLanes;
-      const int part = unit / quads;
-      const std::int32_t slot = scratch.slots[row];
-      const bool take = slot >= 0;
-      if (!__any_sync(kAllLanes, take)) continue;
-      const std::int32_t page = page_of(take ? slot : 0);
-      const auto token = (take ? slot : 0) - page * static_cast<std::int32_t>(p.page_size);
-      hash::u128 terms = 0;
-#pragma unroll 1
-      for (int k = part; k < p.num_sources; k += shape.parts) {
-        const SourceEntry s = p.sources[k];
-        const std::uint8_t* at = address(s, page, token) + in_row * 16;
-        const bool wide = s.alignment == 16 && s.bytes % 16 == 0;
-        terms += s.length_term;
-        std::int32_t block = s.first_block;
-#pragma unroll 1
-        for (std::int64_t left = s.bytes; left > 0;
-             left -= hash::kBlock, at += hash::kBlock, ++block) {
-          std::uint64_t nh = 0;
-          if (wide) {
-            const int vectors = left < hash::kBlock ? static_cast<int>(left) / 16 : kVectors;
-            uint4 v[kLaneVectors];
+    gpu::ptx::cp_async_commit();
+  };
+  const auto take = [&](std::uint32_t from) {
+    const int n = have.left - lane_offset;
+    if (n > 0) {
+      nh += nh_vector(gpu::ptx::load_shared_u32x4(from), gpu::ptx::load_shared_u64x2(key), n);
+    }
+    key += kOctetBytes;
+    have.left -= kOctetBytes;
+    if (have.left > 0) return;
 #pragma unroll
-            for (int i = 0; i < kLaneVectors; ++i) {
-              v[i] = make_uint4(0, 0, 0, 0);
-              if (take && i * kRowLanes + in_row < vectors) {
-                v[i] = __ldcg(reinterpret_cast<const uint4*>(at + i * kRowLanes * 16));
-              }
-            }
+    for (int d = 1; d < kOctet; d *= 2) {
+      nh += __shfl_xor_sync(octet, static_cast<unsigned long long>(nh), d);
+    }
+    terms += hash::block_term(nh, block_keys);
+    nh = 0;
+    key = first_key;
+    have.piece += shape.parts;
+    if (have.piece >= p.num_pieces) {
+      if (in_octet == 0) sums[have.row * shape.parts + share.part] = hash::canonical(terms);
+      terms = 0;
+      have.piece = share.part;
+      have.row = next_row(shape, share, slots, have.row + share.step);
+    }
+    block_keys = keys_of(p, have.piece);
+    have.left = __ldg(&p.pieces[have.piece].bytes);
+  };
+
 #pragma unroll
-            for (int i = 0; i < kLaneVectors; ++i) {
-              if (i * kRowLanes + in_row < vectors) {
-                // Loaded each time: kept, the keys would take a quarter of the registers.
-                nh += nh_vector(v[i], gpu::ptx::load_shared_u64x2(keys + i * kRowLanes * 16), 16);
-              }
-            }
-          } else {
-#pragma unroll 1
-            for (int i = 0; i < kLaneVectors; ++i) {
-              const std::int64_t n = left - (i * kRowLanes + in_row) * 16;
-              if (!take || n <= 0) break;
-              nh += nh_vector(load_vector(at + i * kRowLanes * 16, n, s.alignment),
-                              scratch.nh_keys[i * kRowLanes + in_row], n);
-            }
-            __syncwarp();
-          }
-          terms += hash::block_term(sum_of_row_lanes(nh), p.block_keys[block]);
-        }
-      }
-      if (in_row == 0) scratch.sums[part * shape.rows + row] = hash::canonical(terms);
+  for (int i = 0; i < kAhead; ++i) load(ring + i * kStage);
+  while (have.row < shape.rows) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      gpu::ptx::cp_async_wait<kAhead - 1>();
+      if (have.row < shape.rows) take(ring + i * kStage);
+      load(ring + i * kStage);
     }
   }
 }
 
-/// Of the tile's slot `row`, after digest_tile() and a barrier.
-__device__ inline std::uint64_t digest_of(const PoolParams& p, TileShape shape,
-                                          const DigestScratch& scratch, int row) {
-  std::uint64_t sum = 0;
+/// The same of a lane's share, partial: two vectors of each piece, of more than 32 bytes the first
+/// and the last.
+__device__ inline void digest_partial(const PoolParams& p, const TileShape& shape,
+                                      const Share& share, DigestScratch& scratch,
+                                      const std::int32_t* slots, std::uint64_t* sums) {
+  constexpr int kPieces = kAhead / 2;  // under way
+  struct Cursor {
+    int row, piece;
+  };
+  Cursor ask{next_row(shape, share, slots, share.row), share.part};
+  if (ask.row >= shape.rows) return;
+  Address address = address_of(p, slots[ask.row]);
+  Cursor have = ask;
+  hash::u128 terms = 0;
+  constexpr std::uint32_t kStage = kThreads * kVector;
+  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][threadIdx.x]);
+  // True where that was the last piece of a row.
+  const auto next = [&](Cursor& c) {
+    c.piece += shape.parts;
+    if (c.piece < p.num_pieces) return false;
+    c.piece = share.part;
+    c.row = next_row(shape, share, slots, c.row + share.step);
+    return true;
+  };
+  const auto load = [&](std::uint32_t to) {
+    if (ask.row < shape.rows) {
+      const OpenPiece open = open_piece(p, ask.piece, address);
+      copy_vector(to, open.at, open.bytes, open.alignment);
+      if (open.bytes > kVector) {
+        const int second = open.bytes > 2 * kVector ? open.bytes - kVector : kVector;
+        const int alignment = second % 16 == 0  ? open.alignment
+                              : second % 8 == 0 ? min(open.alignment, 8)
+                              : second % 4 == 0 ? min(open.alignment, 4)
+                                                : 1;
+        copy_vector(to + kStage, open.at + second, open.bytes - second, alignment);
+      }
+      if (next(ask) && ask.row < shape.rows) address = address_of(p, slots[ask.row]);
+    }
+    gpu::ptx::cp_async_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) load(ring + 2 * i * kStage);
+  while (have.row < shape.rows) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      gpu::ptx::cp_async_wait<kPieces - 1>();
+      const std::uint32_t from = ring + 2 * i * kStage;
+      if (have.row < shape.rows) {
+        const int bytes = __ldg(&p.pieces[have.piece].bytes);
+        std::uint64_t nh =
+            nh_vector(gpu::ptx::load_shared_u32x4(from), scratch.nh_keys[0], bytes);
+        if (bytes > kVector) {
+          nh += nh_vector(gpu::ptx::load_shared_u32x4(from + kStage), scratch.nh_keys[1],
+                          min(bytes, 2 * kVector) - kVector);
+        }
+        terms += hash::block_term(nh, keys_of(p, have.piece));
+        const int row = have.row;
+        if (next(have)) {
+          sums[row * shape.parts + share.part] = hash::canonical(terms);
+          terms = 0;
+        }
+      }
+      load(from);
+    }
+  }
+}
+
+/// Hashes the tile of this warp, or of this CTA, whose slots are in the warp's scratch (the same in
+/// every warp, where a CTA shares a tile). A barrier of whoever shares it must follow, then
+/// digest_of().
+template <Depth kDepth>
+__device__ __forceinline__ void digest_tile(const PoolParams& p, const TileShape& shape,
+                                            DigestScratch& scratch) {
+  const int t = static_cast<int>(threadIdx.x);
+  const int warp = t / kWarp;
+  const std::int32_t* const slots = scratch.slots[warp];
+  std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kWarp);
+  if constexpr (kDepth == Depth::partial) {
+    const Share share = shape.whole ? share_of(shape, kThreads, t) : share_of(shape, kWarp, t % kWarp);
+    digest_partial(p, shape, share, scratch, slots, sums);
+  } else if constexpr (kDepth == Depth::all) {
+    const Share share = shape.whole ? share_of(shape, kThreads / kOctet, t / kOctet)
+                                    : share_of(shape, kWarp / kOctet, t % kWarp / kOctet);
+    digest_all(p, shape, share, scratch, slots, sums);
+  }
+}
+
+/// Of row `row` of the tile.
+__device__ __forceinline__ std::uint64_t digest_of(const PoolParams& p, const TileShape& shape,
+                                                   const DigestScratch& scratch, int row) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kWarp);
+  std::uint64_t sum = __ldg(&p.words->length_sum);
   for (int part = 0; part < shape.parts; ++part) {
-    sum = hash::canonical(sum + scratch.sums[part * shape.rows + row]);
+    sum = hash::canonical(sum + sums[row * shape.parts + part]);
   }
   return hash::finish(sum, p.depth);
 }

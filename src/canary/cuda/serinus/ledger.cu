@@ -25,14 +25,21 @@ __device__ bool is_sealed(const PoolParams& p, std::int64_t slot, const Record& 
 
 __device__ void put(const PoolParams& p, std::int64_t slot, const Record& r) {
   store_record(p, slot, r);
-  p.seals[slot] = hash::seal(r);
+  seal(p, slot, r);
 }
 
+__device__ Sighting sight_at(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                             const Record& r, const LedgerEntry& e, Reason reason, Owner request) {
+  Sighting to = sight(ring, p, slot, e.generation, reason, Moment::head);
+  if (to) {
+    describe_slot(r, e, *to);
+    to->request = request;
+  }
+  return to;
+}
 __device__ void report_at(const PoolParams& p, const RingParams& ring, std::int64_t slot,
                           Reason reason, Owner request) {
-  Fault f = describe(load_record(p, slot), p.ledger[slot], slot, Moment::head, reason);
-  f.request = request;
-  report(ring, p, f);
+  sight_at(p, ring, slot, load_record(p, slot), p.ledger[slot], reason, request);
 }
 
 __device__ void alloc_slot(const PoolParams& p, const RingParams& ring, std::int64_t slot,
@@ -45,26 +52,23 @@ __device__ void alloc_slot(const PoolParams& p, const RingParams& ring, std::int
   const bool held = holder != 0;
   const Record r = load_record(p, slot);
   if (!held && !is_blank(r)) {
-    Fault f = describe(r, old, slot, Moment::head, Reason::foreign_write);
-    f.request = r.owner;
-    report(ring, p, f, old.generation);
+    sight_at(p, ring, slot, r, old, Reason::foreign_write, r.owner);
   }
   e.generation = epoch;
   e.prev = -1;
   e.written = 0;
   e.previous_owner = held ? holder : old.previous_owner;
   if (!held) store_record(p, slot, {});
-  p.seals[slot] = 0;
-  set_bit(p.live, slot, true);
+  unseal(p, slot);
+  set_live(p, slot, true);
   if (!held) return;
   set_bit(p.contested, slot, true);
   LedgerEntry now = e;
   now.owner = owner;
-  Fault f = describe(r, now, slot, Moment::head, Reason::double_owner);
-  f.request = owner;
-  f.expected_owner = holder;
-  f.stored_owner = owner;
-  report(ring, p, f, epoch);
+  const Sighting to = sight_at(p, ring, slot, r, now, Reason::double_owner, owner);
+  if (!to) return;
+  to->expected_owner = holder;
+  to->stored_owner = owner;
 }
 
 __device__ void free_slot(const PoolParams& p, const RingParams& ring, std::int64_t slot,
@@ -77,17 +81,15 @@ __device__ void free_slot(const PoolParams& p, const RingParams& ring, std::int6
   if (holder == 0 || (owner != 0 && holder != owner)) {
     LedgerEntry seen = old;
     seen.owner = holder;
-    Fault f = describe(r, seen, slot, Moment::head, Reason::double_owner);
-    f.request = owner;
-    report(ring, p, f, old.generation);
+    sight_at(p, ring, slot, r, seen, Reason::double_owner, owner);
   }
   if (holder == 0) return;
   // Readers of a slot that the cache got from its writer remember the writer.
   e.previous_owner = old.written != 0 && is_sealed(p, slot, r) ? r.owner : holder;
   e.written = 0;
   store_record(p, slot, {});
-  p.seals[slot] = 0;
-  set_bit(p.live, slot, false);
+  unseal(p, slot);
+  set_live(p, slot, false);
   set_bit(p.contested, slot, false);
 }
 
@@ -96,11 +98,13 @@ __device__ void transfer_slot(const PoolParams& p, const RingParams& ring, std::
   if (!can_be_held(p, ring, slot, from)) return;
   LedgerEntry& e = p.ledger[slot];
   if (e.owner != from) {
-    Fault f = describe(load_record(p, slot), e, slot, Moment::head, Reason::double_owner);
-    f.request = from;
-    f.expected_owner = from;
-    f.stored_owner = e.owner;
-    report(ring, p, f);
+    const LedgerEntry now = e;
+    const Sighting to =
+        sight_at(p, ring, slot, load_record(p, slot), now, Reason::double_owner, from);
+    if (to) {
+      to->expected_owner = from;
+      to->stored_owner = now.owner;
+    }
   }
   if (e.owner != 0) e.owner = to;
 }
@@ -186,7 +190,8 @@ __global__ void put_kernel(const __grid_constant__ PoolParams p,
       // EMPTY stays EMPTY; a record that was not the owner's stays somebody else's.
       const bool written = m.ledger.written != 0;
       store_record(p, slot, written ? m.record : Record{});
-      p.seals[slot] = written ? ~hash::seal(m.record) | 1u : 0;
+      unseal(p, slot);
+      if (written) p.seals[slot] = ~hash::seal(m.record) | 1u;
     }
   }
 }
@@ -205,10 +210,11 @@ __global__ void store_kernel(const __grid_constant__ PoolParams p,
         const LedgerEntry e = p.ledger[slot];
         const std::int64_t position = std::int64_t{e.written} - 1;
         const Verdict v = judge_content(r, e, false, position, -1, {});
-        Fault f = describe(r, e, slot, Moment::head, v.reasons);
-        f.expected_position = position;
-        f.prev_slot = e.prev;
-        report(ring, p, f);
+        const Sighting to = sight_at(p, ring, slot, r, e, v.reasons, 0);
+        if (to) {
+          to->expected_position = position;
+          to->prev_slot = e.prev;
+        }
       }
     }
     to[i] = r;
@@ -242,7 +248,7 @@ __global__ void load_kernel(const __grid_constant__ PoolParams p,
     if (is_blank(r)) {
       e.written = 0;
       store_record(p, slot, {});
-      p.seals[slot] = 0;
+      unseal(p, slot);
       continue;
     }
     r.owner = owner;

@@ -11,13 +11,25 @@
 
 namespace serinus::canary::cuda {
 
-/// A source with its keys worked out; a row of the table in the pool's state.
-struct SourceEntry {
+/// A block of a source with its keys worked out (of Depth::partial: a source); a row of the table in
+/// the pool's state.
+struct alignas(16) Piece {
   const std::uint8_t* base = nullptr;  ///< of token 0 of page 0
-  std::int64_t page_stride = 0, token_stride = 0, bytes = 0;
-  std::uint64_t length_term = 0;
-  std::int32_t first_block = 0;  ///< in the table of block keys
-  std::int32_t alignment = 1;    ///< of every slot's first byte: 16, 8, 4 or 1
+  std::int64_t page_stride = 0, token_stride = 0;
+  hash::BlockKeys keys;
+  std::int32_t bytes = 0;
+  std::int32_t alignment = 1;  ///< of every slot's first byte: 16, 8, 4 or 1
+};
+static_assert(sizeof(Piece) == 48);
+
+/// Words of a pool's state that the kernels of a stream hand on.
+struct PoolWords {
+  std::int64_t sweep_cursor = 0;
+  std::int64_t next_cursor = 0;  ///< of the sweep after the present one
+  std::uint64_t null_digest = 0;
+  std::uint64_t length_sum = 0;   ///< of all sources: the same in every digest
+  std::uint32_t plans_read = 0;   ///< CTAs of a launch that have read the cursors
+  std::uint32_t sweeps_done = 0;  ///< CTAs of a sweep that are done
 };
 
 /// Where the rolling verification of a request row stands.
@@ -27,20 +39,22 @@ struct RowCursor {
   std::int64_t cell = 0;
 };
 
+inline constexpr std::int64_t kChunk = 1024;  ///< slots whose live ones are counted
+
 struct PoolParams {
   Record* records = nullptr;
   LedgerEntry* ledger = nullptr;
   std::uint32_t* seals = nullptr;      ///< of the record last stamped; 0 = EMPTY or free
+  std::uint8_t* marks = nullptr;       ///< likewise: what walks along a table compare
   std::uint32_t* live = nullptr;       ///< a bit a slot
+  std::uint32_t* live_counts = nullptr;  ///< of every kChunk slots
   std::uint32_t* contested = nullptr;  ///< a bit a slot: handed out while somebody held it
   RowCursor* cursors = nullptr;
-  std::int64_t* sweep_cursor = nullptr;
-  std::uint64_t* null_digest = nullptr;
-  const SourceEntry* sources = nullptr;
-  const hash::BlockKeys* block_keys = nullptr;
+  PoolWords* words = nullptr;
+  const Piece* pieces = nullptr;
   std::int64_t num_slots = 0, num_rows = 0, slot_bytes = 0;
   std::uint32_t page_size = 1;
-  std::int32_t num_sources = 0;
+  std::int32_t num_pieces = 0;
   std::int32_t number = 0;
   Depth depth = Depth::all;
   bool clean_null = true;
@@ -106,25 +120,8 @@ struct BatchParams {
   const std::int64_t* due = nullptr;
 };
 
-/// Cells of a request that a check walks.
-struct Range {
-  std::int64_t begin = 0, end = 0;
-};
-/// What is due, and the rolling part before and after its end.
-inline constexpr int kRangesARequest = 3;
-
-/// A token between the two kernels of stamp().
-struct StampedToken {
-  std::uint64_t addend = 0;   ///< h' = h * multiplier + addend mod 2^61 - 1
-  std::int64_t cell = 0;      ///< of the request's row
-  std::int32_t prev = -2;     ///< slot of the token before
-  std::int32_t request = -1;  ///< -1: padding
-  std::int32_t slot = -1;     ///< > 0: to be stamped
-  std::int32_t starts = 0;    ///< 1: the multiplier is 0, else R
-};
-static_assert(sizeof(StampedToken) == 32);
-
-/// An affine map mod 2^61 - 1: what a run of tokens does to the chain before it.
+/// An affine map mod 2^61 - 1, h' = h * multiplier + addend: what a run of tokens does to the chain
+/// before it.
 struct ChainMap {
   std::uint64_t multiplier = 1, addend = 0;
 };
@@ -135,7 +132,16 @@ SERINUS_HOST_DEVICE inline ChainMap then(const ChainMap& first, const ChainMap& 
       hash::canonical(static_cast<hash::u128>(first.addend) * second.multiplier + second.addend)};
 }
 
-inline constexpr std::int64_t kStampTile = 256;  ///< tokens that are composed to one map
+inline constexpr std::int64_t kStampTile = 1024;  ///< tokens that are composed to one map
+
+/// A token between the two kernels of stamp().
+struct alignas(16) StampedToken {
+  ChainMap map;               ///< from the beginning of its tile to after it
+  std::int64_t cell = 0;      ///< of the request's row
+  std::int32_t prev = -2;     ///< slot of the token before
+  std::int32_t request = -1;  ///< -1: not to be stamped
+};
+static_assert(sizeof(StampedToken) == 32);
 
 struct MovedSlot {
   Record record;
@@ -146,11 +152,8 @@ struct MovedSlot {
 
 /// What lies where in the workspace; sizes by the same numbers.
 struct Workspace {
-  Range* ranges = nullptr;         ///< [requests * kRangesARequest]
   StampedToken* tokens = nullptr;  ///< [tokens]
   ChainMap* maps = nullptr;        ///< [tiles of tokens]
-  std::int64_t* slots = nullptr;   ///< [slots]: of a sweep
-  std::int64_t* num_slots = nullptr;
 };
 
 // ---------------------------------------------------------------- launches, by kernel family
@@ -174,18 +177,17 @@ void launch_load(const PoolParams&, const RingParams&, const Record* from, SlotL
                  Stream);
 
 // verify.cu
+/// `records` of a rolling check, 0 = all; `most_cells` are walked.
 void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Moment,
-                   const Range* ranges, std::int64_t most_cells, Device, Stream);
-/// `count`, if not null, is read on the device and at most list.count.
-void launch_verify_slots(const PoolParams&, const RingParams&, SlotList list,
-                         const std::int64_t* count, Moment, Device, Stream);
+                   std::int64_t records, std::int64_t most_cells, Device, Stream);
+
+// sweep.cu
+void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, Moment, Device, Stream);
+/// The next `most` live slots.
+void launch_sweep(const PoolParams&, const RingParams&, std::int64_t most, Device, Stream);
 void launch_null_digest(const PoolParams&, Device, Stream);
 
-// plan.cu
-void launch_plan(const PoolParams&, const BatchParams&, std::int64_t records, Range* ranges, Device,
-                 Stream);
-void launch_sweep_plan(const PoolParams&, const RingParams&, std::int64_t most, std::int64_t* slots,
-                       std::int64_t* count, Device, Stream);
+// ring.cu
 void launch_clear_ring(const RingParams&, Device, Stream);
 void launch_next_step(const RingParams&, Device, Stream);
 void launch_recycle_ring(const RingParams&, std::uint64_t number, Device, Stream);

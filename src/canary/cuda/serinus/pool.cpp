@@ -39,25 +39,30 @@ class Layout {
 
 struct PoolState {
   std::uint32_t* seals;
+  std::uint8_t* marks;
   std::uint32_t* live;
+  std::uint32_t* live_counts;
   std::uint32_t* contested;
   RowCursor* cursors;
-  std::int64_t* sweep_cursor;
-  std::uint64_t* null_digest;
-  SourceEntry* sources;
-  hash::BlockKeys* block_keys;
+  PoolWords* words;
+  Piece* pieces;
 };
+
+/// A partial digest takes the ends of a source, a full one its blocks.
+std::int64_t num_pieces(const DevicePool& p) {
+  return p.depth == Depth::partial ? p.num_sources : p.num_blocks;
+}
 
 PoolState place(Layout& l, const DevicePool& p) {
   const std::int64_t words = (p.num_slots + 31) / 32;
   return {l.take<std::uint32_t>(p.num_slots),
+          l.take<std::uint8_t>(p.num_slots),
           l.take<std::uint32_t>(words),
+          l.take<std::uint32_t>((p.num_slots + kChunk - 1) / kChunk),
           l.take<std::uint32_t>(words),
           l.take<RowCursor>(p.num_rows),
-          l.take<std::int64_t>(1),
-          l.take<std::uint64_t>(1),
-          l.take<SourceEntry>(p.num_sources),
-          l.take<hash::BlockKeys>(p.num_blocks)};
+          l.take<PoolWords>(1),
+          l.take<Piece>(num_pieces(p))};
 }
 
 void check_tensor(std::string_view name, const TensorView& t, DType dtype, Device device) {
@@ -105,18 +110,18 @@ PoolParams params(const DevicePool& p, const char* call) {
   out.records = p.records.as<Record>();
   out.ledger = p.ledger.as<LedgerEntry>();
   out.seals = s.seals;
+  out.marks = s.marks;
   out.live = s.live;
+  out.live_counts = s.live_counts;
   out.contested = s.contested;
   out.cursors = s.cursors;
-  out.sweep_cursor = s.sweep_cursor;
-  out.null_digest = s.null_digest;
-  out.sources = s.sources;
-  out.block_keys = s.block_keys;
+  out.words = s.words;
+  out.pieces = s.pieces;
   out.num_slots = p.num_slots;
   out.num_rows = p.num_rows;
   out.slot_bytes = p.slot_bytes;
   out.page_size = static_cast<std::uint32_t>(p.page_size);
-  out.num_sources = static_cast<std::int32_t>(p.num_sources);
+  out.num_pieces = static_cast<std::int32_t>(num_pieces(p));
   out.number = p.number;
   out.depth = p.depth;
   out.clean_null = p.null_slot == NullSlot::clean;
@@ -206,18 +211,8 @@ BatchParams params(const DeviceBatch& b, Device device) {
   return out;
 }
 
-Workspace place_workspace(Layout& l, std::int64_t requests, std::int64_t tokens,
-                          std::int64_t slots) {
-  return {l.take<Range>(requests * kRangesARequest), l.take<StampedToken>(tokens),
-          l.take<ChainMap>((tokens + kStampTile - 1) / kStampTile), l.take<std::int64_t>(slots),
-          l.take<std::int64_t>(1)};
-}
-
-Workspace params(const TensorView& t, std::int64_t requests, std::int64_t tokens,
-                 std::int64_t slots, Device device) {
-  check_memory("workspace", t, workspace_bytes(requests, tokens, slots), device);
-  Layout layout(t.as<std::uint8_t>());
-  return place_workspace(layout, requests, tokens, slots);
+Workspace place_workspace(Layout& l, std::int64_t tokens) {
+  return {l.take<StampedToken>(tokens), l.take<ChainMap>((tokens + kStampTile - 1) / kStampTile)};
 }
 
 int alignment_of(const Source& s) {
@@ -260,6 +255,7 @@ DevicePool describe_pool(const PoolSpec& spec, Depth depth, int number, std::int
       require(holds(s, p.page_size, slot),
               "slot " + std::to_string(slot) + " does not lie within its buffers");
     }
+    require(s.bytes < std::int64_t{1} << 31, "a source has 2^31 bytes a token or more");
     p.num_blocks += (s.bytes + hash::kBlock - 1) / hash::kBlock;
   }
   p.num_sources = static_cast<std::int64_t>(sources.size());
@@ -276,29 +272,33 @@ std::size_t pool_state_bytes(const DevicePool& pool) {
 void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   const PoolParams p = params(pool, "canary init_pool");
   const Device device = device_of(pool);
-  std::vector<SourceEntry> entries;
-  std::vector<hash::BlockKeys> keys;
+  std::vector<Piece> pieces;
+  std::uint64_t length_sum = 0;
   if (pool.depth != Depth::none) {
     const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
     const std::vector<PreparedSource> prepared = prepare(sources);
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const PreparedSource& s = prepared[i];
-      entries.push_back({.base = s.base,
-                         .page_stride = s.page_stride,
-                         .token_stride = s.token_stride,
-                         .bytes = s.bytes,
-                         .length_term = s.length_term,
-                         .first_block = static_cast<std::int32_t>(keys.size()),
-                         .alignment = alignment_of(sources[i])});
-      keys.insert(keys.end(), s.keys.begin(), s.keys.end());
+      length_sum = hash::canonical(length_sum + s.length_term);
+      for (std::size_t block = 0; block < s.keys.size(); ++block) {
+        const std::int64_t offset = static_cast<std::int64_t>(block) * hash::kBlock;
+        const bool whole = pool.depth == Depth::partial;
+        pieces.push_back({.base = s.base + offset,
+                          .page_stride = s.page_stride,
+                          .token_stride = s.token_stride,
+                          .keys = s.keys[block],
+                          .bytes = static_cast<std::int32_t>(
+                              whole ? s.bytes : std::min(s.bytes - offset, hash::kBlock)),
+                          .alignment = alignment_of(sources[i])});
+        if (whole) break;
+      }
     }
   }
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);
-  upload(const_cast<SourceEntry*>(p.sources), std::as_bytes(std::span(entries)), device, stream);
-  upload(const_cast<hash::BlockKeys*>(p.block_keys), std::as_bytes(std::span(keys)), device,
-         stream);
+  upload(const_cast<Piece*>(p.pieces), std::as_bytes(std::span(pieces)), device, stream);
+  upload(&p.words->length_sum, std::as_bytes(std::span(&length_sum, 1)), device, stream);
   launch_null_digest(p, device, stream);
 }
 
@@ -448,37 +448,33 @@ void on_load(const DevicePool& pool, const DeviceRing& ring, const TensorView& r
 
 // ---------------------------------------------------------------- the moments
 
-std::size_t workspace_bytes(std::int64_t requests, std::int64_t tokens, std::int64_t slots) {
+std::size_t workspace_bytes(std::int64_t, std::int64_t tokens, std::int64_t) {
   Layout layout;
-  place_workspace(layout, std::max<std::int64_t>(requests, 0), std::max<std::int64_t>(tokens, 0),
-                  std::max<std::int64_t>(slots, 0));
+  place_workspace(layout, std::max<std::int64_t>(tokens, 0));
   return static_cast<std::size_t>(layout.bytes());
 }
 
 void verify(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
-            const VerifyOptions& options, const TensorView& workspace, Stream stream) {
+            const VerifyOptions& options, const TensorView&, Stream stream) {
   const PoolParams p = params(pool, "canary verify");
   const Device device = device_of(pool);
   const RingParams r = params(ring, device);
   const BatchParams b = params(batch, device);
-  const Workspace w = params(workspace, b.num_requests, 0, 0, device);
-  const bool roll = options.policy == VerifyPolicy::rolling;
-  // The whole of every prefix needs no plan: the check reads the lengths itself.
   std::int64_t cells = b.num_requests * std::min(b.table.width, std::int64_t{1} << 31);
-  if (roll) {
-    const std::int64_t records = std::max<std::int64_t>(options.records, 1);
-    launch_plan(p, b, records, w.ranges, device, stream);
-    if (b.due == nullptr) cells = std::min(cells, records + 2 * b.num_requests);
+  std::int64_t records = 0;
+  if (options.policy == VerifyPolicy::rolling) {
+    records = std::max<std::int64_t>(options.records, 1);
+    if (b.due == nullptr) cells = std::min(cells, records + b.num_requests);
   }
-  launch_verify(p, r, b, options.moment, roll ? w.ranges : nullptr, cells, device, stream);
+  launch_verify(p, r, b, options.moment, records, cells, device, stream);
 }
 
 void verify_slots(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,
                   Moment moment, Stream stream) {
   const PoolParams p = params(pool, "canary verify_slots");
   const Device device = device_of(pool);
-  launch_verify_slots(p, params(ring, device), list_of("slots", slots, device), nullptr, moment,
-                      device, stream);
+  launch_verify_slots(p, params(ring, device), list_of("slots", slots, device), moment, device,
+                      stream);
 }
 
 void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
@@ -486,19 +482,17 @@ void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& ba
   const PoolParams p = params(pool, "canary stamp");
   const Device device = device_of(pool);
   const BatchParams b = params(batch, device);
-  launch_stamp(p, params(ring, device), b,
-               params(workspace, b.num_requests, b.num_tokens, 0, device), device, stream);
+  check_memory("workspace", workspace, workspace_bytes(0, b.num_tokens, 0), device);
+  Layout layout(workspace.as<std::uint8_t>());
+  launch_stamp(p, params(ring, device), b, place_workspace(layout, b.num_tokens), device, stream);
 }
 
 void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
-           const TensorView& workspace, Stream stream) {
+           const TensorView&, Stream stream) {
   const PoolParams p = params(pool, "canary sweep");
   const Device device = device_of(pool);
-  const RingParams r = params(ring, device);
-  const std::int64_t most = std::clamp<std::int64_t>(slots, 1, pool.num_slots);
-  const Workspace w = params(workspace, 0, 0, most, device);
-  launch_sweep_plan(p, r, most, w.slots, w.num_slots, device, stream);
-  launch_verify_slots(p, r, {w.slots, most}, w.num_slots, Moment::sweep, device, stream);
+  launch_sweep(p, params(ring, device), std::clamp<std::int64_t>(slots, 1, pool.num_slots), device,
+               stream);
 }
 
 }  // namespace serinus::canary::cuda

@@ -38,16 +38,29 @@ __device__ __forceinline__ void store_record(const PoolParams& p, std::int64_t s
   at[1] = make_uint4(static_cast<unsigned>(r.chain), static_cast<unsigned>(r.chain >> 32),
                      static_cast<unsigned>(r.kv_digest), static_cast<unsigned>(r.kv_digest >> 32));
 }
+/// The record is the slot's own from now on.
+__device__ __forceinline__ void seal(const PoolParams& p, std::int64_t slot, const Record& r) {
+  p.seals[slot] = hash::seal(r);
+  p.marks[slot] = hash::mark(r);
+}
+/// Nothing is written in this life (any more).
+__device__ __forceinline__ void unseal(const PoolParams& p, std::int64_t slot) {
+  p.seals[slot] = 0;
+  p.marks[slot] = 0;
+}
+
 __device__ __forceinline__ bool bit(const std::uint32_t* bits, std::int64_t slot) {
   return (bits[slot >> 5] >> (slot & 31) & 1u) != 0;
 }
-__device__ __forceinline__ void set_bit(std::uint32_t* bits, std::int64_t slot, bool on) {
+/// True if that changed it.
+__device__ __forceinline__ bool set_bit(std::uint32_t* bits, std::int64_t slot, bool on) {
   const std::uint32_t one = 1u << (slot & 31);
-  if (on) {
-    atomicOr(bits + (slot >> 5), one);
-  } else {
-    atomicAnd(bits + (slot >> 5), ~one);
-  }
+  const std::uint32_t before =
+      on ? atomicOr(bits + (slot >> 5), one) : atomicAnd(bits + (slot >> 5), ~one);
+  return ((before & one) != 0) != on;
+}
+__device__ __forceinline__ void set_live(const PoolParams& p, std::int64_t slot, bool on) {
+  if (set_bit(p.live, slot, on)) atomicAdd(p.live_counts + slot / kChunk, on ? 1u : ~0u);
 }
 
 /// The slot was handed out twice, and `owner` is one of the last two who believe to hold it.
@@ -56,36 +69,38 @@ __device__ __forceinline__ bool claims(const PoolParams& p, const LedgerEntry& e
   return bit(p.contested, slot) && (e.owner == owner || e.previous_owner == owner);
 }
 
-/// A fault, before it is told apart from others.
-struct Fault {
-  Reason reasons = Reason::none;
-  Moment moment = Moment::head;
-  std::int64_t slot = -1, row = -1, prev_slot = -1;
-  std::int64_t expected_position = -1, stored_position = -1;
-  std::int64_t expected_token = -1, stored_token = -1;
-  std::uint64_t expected_chain = 0, stored_chain = 0, expected_digest = 0, stored_digest = 0;
-  Owner request = 0, expected_owner = 0, stored_owner = 0;
-  std::uint32_t expected_generation = 0, stored_generation = 0;
+/// A row of the ring that is to be filled in; its number comes last, since a copy of the ring that
+/// shows the number shows the rest. False: there is nothing to fill in.
+class Sighting {
+ public:
+  __device__ Sighting() = default;
+  __device__ Sighting(RingRow* row, std::uint64_t number) : row_(row), number_(number) {}
+  __device__ ~Sighting() {
+    if (row_ == nullptr) return;
+    __threadfence();
+    row_->sequence = number_;
+  }
+  __device__ Sighting(Sighting&& other) : row_(other.row_), number_(other.number_) {
+    other.row_ = nullptr;
+  }
+  __device__ explicit operator bool() const { return row_ != nullptr; }
+  __device__ RingRow* operator->() const { return row_; }
+  __device__ RingRow& operator*() const { return *row_; }
+
+ private:
+  RingRow* row_ = nullptr;
+  std::uint64_t number_ = 0;
 };
 
-/// A fault at a slot that exists, with what record and ledger say about it.
-__device__ inline Fault describe(const Record& r, const LedgerEntry& e, std::int64_t slot,
-                                 Moment moment, Reason reasons) {
-  Fault f;
-  f.reasons = reasons;
-  f.moment = moment;
-  f.slot = slot;
-  describe_slot(r, e, f);
-  return f;
-}
-
-/// One fault is one row, however often it is seen. `life` tells faults at one slot apart.
-__device__ __forceinline__ void report(const RingParams& ring, const PoolParams& p, const Fault& f,
-                                       std::uint64_t life) {
+/// Counts a sighting of a fault: one fault is one row, however often it is seen, to be filled in
+/// the first time if there is room. `life` tells faults at one slot apart.
+__device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolParams& p,
+                                          std::int64_t slot, std::uint64_t life, Reason reasons,
+                                          Moment moment, std::uint64_t expected_digest = 0) {
   RingHeader& h = *ring.header;
   add(h.counts.sightings, 1);
   const std::uint64_t key =
-      hash::mix64(hash::mix64(static_cast<std::uint64_t>(f.slot) * 0x9E3779B97F4A7C15u ^ life) +
+      hash::mix64(hash::mix64(static_cast<std::uint64_t>(slot) * 0x9E3779B97F4A7C15u ^ life) +
                   static_cast<std::uint64_t>(p.number)) |
       1;  // 0 is a free row
   for (std::uint64_t i = 0; i <= ring.mask; ++i) {
@@ -93,62 +108,40 @@ __device__ __forceinline__ void report(const RingParams& ring, const PoolParams&
     const std::uint64_t found =
         atomicCAS(counter(row.key), 0ull, static_cast<unsigned long long>(key));
     if (found != 0 && found != key) continue;
-    atomicOr(&row.reasons, static_cast<std::uint32_t>(f.reasons));
+    atomicOr(&row.reasons, static_cast<std::uint32_t>(reasons));
     add(row.count, 1);
     const std::uint64_t step = h.counts.steps;
     row.last_step = step;
-    if (f.expected_digest != 0) row.expected_digest = f.expected_digest;
-    if (found == key) return;
-    const std::uint64_t sequence = atomicAdd(counter(h.next), 1ull) + 1;
-    if (sequence > ring.capacity + h.recycled) {
+    if (expected_digest != 0) row.expected_digest = expected_digest;
+    if (found == key) return {};
+    const std::uint64_t number = atomicAdd(counter(h.next), 1ull) + 1;
+    if (number > ring.capacity + h.recycled) {
       add(h.counts.dropped, 1);
-      return;
+      return {};
     }
-    row.moment = static_cast<std::uint32_t>(f.moment);
-    row.slot = f.slot;
-    row.row = f.row;
-    row.prev_slot = f.prev_slot;
-    row.expected_position = f.expected_position;
-    row.stored_position = f.stored_position;
-    row.expected_token = f.expected_token;
-    row.stored_token = f.stored_token;
-    row.expected_chain = f.expected_chain;
-    row.stored_chain = f.stored_chain;
-    row.stored_digest = f.stored_digest;
-    row.expected_owner = f.expected_owner;
-    row.stored_owner = f.stored_owner;
-    row.expected_generation = f.expected_generation;
-    row.stored_generation = f.stored_generation;
-    row.request = f.request;
-    row.pool = static_cast<std::uint32_t>(p.number);
-    row.first_step = step;
-    __threadfence();  // a copy of the ring that shows the number shows the rest
-    row.sequence = sequence;
     add(h.counts.violations, 1);
-    return;
+    row.first_step = step;
+    row.moment = static_cast<std::uint32_t>(moment);
+    row.pool = static_cast<std::uint32_t>(p.number);
+    row.slot = slot;
+    row.row = row.prev_slot = row.expected_position = row.stored_position = -1;
+    row.expected_token = row.stored_token = -1;
+    return {&row, number};
   }
   add(h.counts.dropped, 1);  // every row is another fault's
+  return {};
 }
 
-__device__ inline void report(const RingParams& ring, const PoolParams& p, const Fault& f) {
-  report(ring, p, f, p.ledger[f.slot].generation);
-}
-
-/// A number out of its table: no slot to describe.
+/// A number out of its table: there may be no slot to describe.
 __device__ inline void report_out_of_range(const RingParams& ring, const PoolParams& p,
                                            std::int64_t slot, Moment moment, Owner request,
                                            std::int64_t row, std::int64_t cell) {
-  Fault f;
-  if (has(p, slot)) {
-    f = describe(load_record(p, slot), p.ledger[slot], slot, moment, Reason::out_of_range);
-  }
-  f.reasons = Reason::out_of_range;
-  f.moment = moment;
-  f.slot = slot;
-  f.request = request;
-  f.row = row;
-  f.expected_position = cell;
-  report(ring, p, f, life_of_cell(row, cell));
+  const Sighting to = sight(ring, p, slot, life_of_cell(row, cell), Reason::out_of_range, moment);
+  if (!to) return;
+  if (has(p, slot)) describe_slot(load_record(p, slot), p.ledger[slot], *to);
+  to->request = request;
+  to->row = row;
+  to->expected_position = cell;
 }
 
 }  // namespace serinus::canary::cuda

@@ -1,17 +1,17 @@
 // Write on the GPU. A chain is h' = h * R + f(token, position): affine maps mod 2^61 - 1, which
 // compose, so that tokens need not wait for each other. Two kernels: the first reads everything
-// that was there before (tables, predecessors' records) and composes each tile of 256 tokens to one
-// map; the second composes the tiles before its own, back to the last that begins a chain, then
-// hashes bytes and stores. The first token of a request always begins one, so requests need no
-// bounds.
+// that was there before (tables, predecessors' records), composes each tile of 1024 tokens to one
+// map, and leaves with every token the map from the tile's beginning; the second finds the chain
+// before its tile, from the maps back to the last that begins one, hashes bytes and stores. The first
+// token of a request always begins a chain, so requests need no bounds.
 #include <algorithm>
 #include <cstdint>
 #include <cub/block/block_scan.cuh>
 #include <type_traits>
 
 #include "canary/cuda/grid.h"
+#include "canary/cuda/serinus/bytes.cuh"
 #include "canary/cuda/serinus/cells.cuh"
-#include "canary/cuda/serinus/digest.cuh"
 #include "canary/cuda/serinus/tile.h"
 #include "gpu/launch.h"
 
@@ -19,16 +19,9 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-constexpr int kThreads = kDigestThreads;
-static_assert(kThreads == kStampTile);
-constexpr std::int64_t kMostCells = std::int64_t{1} << 62;  // prefixes are cut to this
-constexpr int kLengthBlock = 4 * kThreads;  // requests whose tokens are numbered through at once
+constexpr int kEach = static_cast<int>(kStampTile) / kThreads;  // tokens of a thread
+constexpr std::int64_t kMostCells = std::int64_t{1} << 62;      // prefixes are cut to this
 using LengthScan = cub::BlockScan<long long, kThreads>;
-using MapScan = cub::BlockScan<ChainMap, kThreads>;
-
-struct Then {
-  __device__ ChainMap operator()(const ChainMap& a, const ChainMap& b) const { return then(a, b); }
-};
 
 __device__ std::int64_t extend_of(const BatchParams& b, std::int64_t request) {
   const std::int64_t n = b.extend_lens[request];
@@ -53,248 +46,372 @@ __device__ bool is_position(std::int64_t position) {
   return position >= 0 && position <= 0x7FFFFFFF;
 }
 
-/// Whether token j of a request's run is stamped: it has a slot and a position.
-__device__ bool is_stamped(const PoolParams& p, const BatchParams& b, std::int64_t j) {
-  return stamped_slot(p, b.locations[j]) > 0 && is_position(b.positions[j]);
+__device__ void report_token(const PoolParams& p, const RingParams& ring, std::int64_t slot,
+                             Reason reason, Owner owner, std::int64_t row,
+                             std::int64_t stored_position = -1) {
+  const LedgerEntry e = p.ledger[slot];
+  const Sighting to = sight(ring, p, slot, e.generation, reason, Moment::tail);
+  if (!to) return;
+  describe_slot(load_record(p, slot), e, *to);
+  to->request = owner;
+  to->row = row;
+  if (any(reason & Reason::position)) to->stored_position = stored_position;
 }
 
-__device__ void report_token(const PoolParams& p, const RingParams& ring, std::int64_t slot,
-                             Reason reason, Owner request, std::int64_t row,
-                             std::int64_t stored_position = -1) {
-  Fault f = describe(load_record(p, slot), p.ledger[slot], slot, Moment::tail, reason);
-  f.request = request;
-  f.row = row;
-  if (any(reason & Reason::position)) f.stored_position = stored_position;
-  report(ring, p, f);
-}
+/// A token before its tile is composed: its part of the chain, and whether it begins one.
+struct NewToken {
+  StampedToken token;
+  std::uint64_t term = 0;
+  bool starts = false;
+};
+
+/// What the forward says of a token, and of the one before it in the flat arrays.
+struct Told {
+  std::int64_t location = -1, position = -1, id = 0;
+  std::int64_t location_before = -1, position_before = -1;
+
+  __device__ void load(const BatchParams& b, std::int64_t j) {
+    if (j >= b.num_tokens) return;
+    location = b.locations[j];
+    position = b.positions[j];
+    id = b.tokens[j];
+    if (j == 0) return;
+    location_before = b.locations[j - 1];
+    position_before = b.positions[j - 1];
+  }
+};
 
 /// What token j of request r (or of nobody: padding) is to become. `begin` of the request's run.
-__device__ StampedToken token_at(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                                 std::int64_t j, std::int64_t r, std::int64_t begin) {
-  StampedToken t;
-  const std::int64_t row = r >= 0 ? b.rows[r] : -1;
-  const Owner owner = r >= 0 ? b.owners[r] : 0;
+__device__ NewToken token_at(const PoolParams& p, const RingParams& ring, const BatchParams& b,
+                             std::int64_t j, const Told& told, std::int64_t r, std::int64_t begin,
+                             std::int64_t row, std::int64_t prefix) {
+  NewToken made;
+  StampedToken& t = made.token;
   const bool padding = r < 0 || row == 0;
-  const std::int64_t location = b.locations[j];
-  const std::int64_t slot = stamped_slot(p, location);
-  const std::int64_t position = b.positions[j];
+  const std::int64_t slot = stamped_slot(p, told.location);
+  const std::int64_t position = told.position;
   if (slot == -2) {
-    report_out_of_range(ring, p, location, Moment::tail, owner, row, padding ? j : position);
+    report_out_of_range(ring, p, told.location, Moment::tail, r >= 0 ? b.owners[r] : 0, row,
+                        padding ? j : position);
   }
   if (slot == 0 && p.clean_null) {
-    report_token(p, ring, 0, Reason::null_slot_dirty, owner, row);
+    report_token(p, ring, 0, Reason::null_slot_dirty, r >= 0 ? b.owners[r] : 0, row);
   }
-  if (slot <= 0) return t;
+  if (slot <= 0) return made;
   if (padding) {
-    report_token(p, ring, slot, Reason::foreign_write, owner, row);
-    return t;
+    report_token(p, ring, slot, Reason::foreign_write, r >= 0 ? b.owners[r] : 0, row);
+    return made;
   }
   if (!is_position(position)) {
-    report_token(p, ring, slot, Reason::position, owner, row, position);
-    return t;
+    report_token(p, ring, slot, Reason::position, b.owners[r], row, position);
+    return made;
   }
-  t.slot = static_cast<std::int32_t>(slot);
   t.request = static_cast<std::int32_t>(r);
-  const std::int64_t prefix = b.prefix_lens[r];
   t.cell = (prefix < 0 ? 0 : prefix > kMostCells ? kMostCells : prefix) + (j - begin);
-  const std::uint64_t term = hash::token_term(static_cast<std::uint32_t>(b.tokens[j]),
+  const std::uint64_t term = hash::token_term(static_cast<std::uint32_t>(told.id),
                                               static_cast<std::uint32_t>(position));
   // The token stamped before this one, if it comes right before.
-  std::int64_t before = j - 1;
-  while (before >= begin && !is_stamped(p, b, before)) --before;
-  if (position != 0 && before >= begin && b.positions[before] + 1 == position) {
-    t.prev = static_cast<std::int32_t>(stamped_slot(p, b.locations[before]));
-    t.addend = hash::canonical(term);
-    return t;
+  std::int64_t position_before = -2;
+  std::int64_t slot_before = -1;
+  if (j > begin) {
+    position_before = told.position_before;
+    slot_before = stamped_slot(p, told.location_before);
+    for (std::int64_t i = j - 1; slot_before <= 0 || !is_position(position_before);) {
+      if (--i < begin) {
+        position_before = -2;
+        break;
+      }
+      position_before = b.positions[i];
+      slot_before = stamped_slot(p, b.locations[i]);
+    }
   }
-  t.starts = 1;
+  if (position != 0 && position_before + 1 == position) {
+    t.prev = static_cast<std::int32_t>(slot_before);
+    made.term = term;
+    return made;
+  }
+  made.starts = true;
   std::uint64_t h = kChainAnchor;
   if (position == 0) {
     t.prev = -1;
   } else if (has_row(b.table, row) && position - 1 < b.table.width) {
     // The predecessor was written before this forward: the row says where.
-    const std::int64_t told = b.table.cells[row * b.table.stride + position - 1];
-    const std::int64_t prev = stamped_slot(p, told);
-    if (prev == -2) report_out_of_range(ring, p, told, Moment::tail, owner, row, position - 1);
+    const std::int64_t cell = b.table.cells[row * b.table.stride + position - 1];
+    const std::int64_t prev = stamped_slot(p, cell);
+    if (prev == -2) {
+      report_out_of_range(ring, p, cell, Moment::tail, b.owners[r], row, position - 1);
+    }
     if (prev > 0) {
       t.prev = static_cast<std::int32_t>(prev);
       const std::uint64_t chain = load_record(p, prev).chain;
       if (chain != 0) h = chain;
     }
   }
-  t.addend = hash::canonical(hash::chain_step(h, term));
-  return t;
+  made.term = hash::chain_step(h, term);
+  return made;
 }
 
-__device__ ChainMap map_of(const StampedToken& t) {
-  if (t.slot <= 0) return {};
-  return {t.starts != 0 ? 0 : hash::kR, t.addend};
+/// R^n of the run of a thread.
+__device__ __forceinline__ std::uint64_t power_of_r(int n) {
+  static_assert(kEach == 4);
+  constexpr std::uint64_t kR2 = hash::multiply(hash::kR, hash::kR);
+  constexpr std::uint64_t kR3 = hash::multiply(kR2, hash::kR);
+  constexpr std::uint64_t kR4 = hash::multiply(kR2, kR2);
+  return n == 0 ? 1 : n == 1 ? hash::kR : n == 2 ? kR2 : n == 3 ? kR3 : kR4;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__device__ __forceinline__ ChainMap shuffle_up_map(const ChainMap& m, int d) {
+  return {__shfl_up_sync(kAllLanes, static_cast<unsigned long long>(m.multiplier), d),
+          __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(m.addend), d)};
+}
+
+/// The map of all threads before this one; that of all of them in `total`. `of_warps` is shared.
+__device__ ChainMap maps_before(const ChainMap& mine, ChainMap* of_warps, ChainMap& total) {
+  const int lane = lane_id();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  ChainMap up_to = mine;
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    const ChainMap below = shuffle_up_map(up_to, d);
+    if (lane >= d) up_to = then(below, up_to);
+  }
+  if (lane == kWarp - 1) of_warps[warp] = up_to;
+  ChainMap before = shuffle_up_map(up_to, 1);
+  if (lane == 0) before = {};
+  __syncthreads();
+  ChainMap of_warp;
+  total = {};
+#pragma unroll 1
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == warp) of_warp = total;
+    total = then(total, of_warps[w]);
+  }
+  return then(of_warp, before);
+}
+
+__global__ void __launch_bounds__(kThreads, 2)
     compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                    const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
-  __shared__ union {
-    LengthScan::TempStorage lengths;
-    MapScan::TempStorage maps;
-  } scratch;
-  __shared__ std::int64_t firsts[kLengthBlock + 1];
-  constexpr int kEach = kLengthBlock / kThreads;
-  const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * kStampTile + threadIdx.x;
-  // Which request the token is of: the first whose run ends after it.
-  std::int64_t request = -1;
-  std::int64_t begin = 0;
+  __shared__ LengthScan::TempStorage scan;
+  __shared__ long long firsts[kThreads + 1];
+  __shared__ std::uint64_t terms[kStampTile], multipliers[kStampTile];
+  __shared__ ChainMap of_warps[kWarps];
+  constexpr std::uint64_t kStarts = std::uint64_t{1} << 63;  // in `terms`
+  const int t = static_cast<int>(threadIdx.x);
+  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * kStampTile;
+  Told told[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) told[i].load(b, tile + i * kThreads + t);
+  // Which request a token is of: the last whose run begins at it or before.
+  std::int64_t request[kEach], begin[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    request[i] = -1;
+    begin[i] = 0;
+  }
   std::int64_t base = 0;
-  for (std::int64_t r0 = 0; r0 < b.num_requests && base < b.num_tokens; r0 += kLengthBlock) {
-    long long lengths[kEach];
+  for (std::int64_t r0 = 0; r0 < b.num_requests && base < b.num_tokens; r0 += kThreads) {
+    const std::int64_t r = r0 + t;
+    const long long length = r < b.num_requests ? extend_of(b, r) : 0;
+    long long first = 0;
+    long long total = 0;
+    LengthScan(scan).ExclusiveSum(length, first, total);
+    firsts[t] = base + first;
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const std::int64_t r = r0 + threadIdx.x * kEach + i;
-      lengths[i] = r < b.num_requests ? extend_of(b, r) : 0;
-    }
-    long long total = 0;
-    LengthScan(scratch.lengths).ExclusiveSum(lengths, lengths, total);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) firsts[threadIdx.x * kEach + i] = base + lengths[i];
-    if (threadIdx.x == 0) firsts[kLengthBlock] = base + total;
-    __syncthreads();
-    if (j >= base && j < base + total) {
+      const std::int64_t j = tile + i * kThreads + t;
+      if (j < base || j >= base + total) continue;
       int below = 0;
-      for (int above = kLengthBlock; above - below > 1;) {
+      for (int above = kThreads; above - below > 1;) {
         const int middle = (below + above) / 2;
         (firsts[middle] <= j ? below : above) = middle;
       }
-      request = r0 + below;
-      begin = firsts[below];
+      request[i] = r0 + below;
+      begin[i] = firsts[below];
     }
-    if (blockIdx.x == 0) {
+    if (blockIdx.x == 0 && r < b.num_requests) {
       // Runs that leave the flat arrays.
-      for (int i = static_cast<int>(threadIdx.x); i < kLengthBlock; i += kThreads) {
-        const std::int64_t r = r0 + i;
-        if (r >= b.num_requests) continue;
-        const std::int64_t room = b.num_tokens - firsts[i];
-        const std::int64_t length = b.extend_lens[r];
-        if (length < 0 || length > (room < 0 ? 0 : room)) {
-          report_out_of_range(ring, p, -1, Moment::tail, b.owners[r], b.rows[r], length);
-        }
+      const std::int64_t room = b.num_tokens - (base + first);
+      const std::int64_t want = b.extend_lens[r];
+      if (want < 0 || want > (room < 0 ? 0 : room)) {
+        report_out_of_range(ring, p, -1, Moment::tail, b.owners[r], b.rows[r], want);
       }
     }
     base += total;
     __syncthreads();
   }
-  StampedToken t;
-  if (j < b.num_tokens) {
-    t = token_at(p, ring, b, j, request, begin);
-    tokens[j] = t;
+  std::int64_t row[kEach], prefix[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    row[i] = request[i] >= 0 ? b.rows[request[i]] : -1;
+    prefix[i] = request[i] >= 0 ? b.prefix_lens[request[i]] : 0;
   }
-  const ChainMap mine = map_of(t);
-  ChainMap inclusive;
-  MapScan(scratch.maps).InclusiveScan(mine, inclusive, Then());
-  if (threadIdx.x == kThreads - 1) maps[blockIdx.x] = inclusive;
+  StampedToken mine[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const std::int64_t j = tile + i * kThreads + t;
+    NewToken made;
+    if (j < b.num_tokens) {
+      made = token_at(p, ring, b, j, told[i], request[i], begin[i], row[i], prefix[i]);
+    }
+    mine[i] = made.token;
+    // Multiplier 1 leaves the chain as it is.
+    const bool stamped = made.token.request >= 0;
+    terms[i * kThreads + t] = hash::canonical(made.term) | (made.starts ? kStarts : 0);
+    multipliers[i * kThreads + t] = stamped ? 0 : 1;
+  }
+  __syncthreads();
+  // From here on a thread has tokens that follow each other.
+  std::uint64_t h = 0;
+  int power = 0;
+  bool started = false;
+  std::uint64_t local[kEach];
+  int powers[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const std::uint64_t term = terms[t * kEach + i];
+    if (multipliers[t * kEach + i] == 0) {
+      const bool starts = (term & kStarts) != 0;
+      h = starts ? term & ~kStarts : hash::chain_step(h, term);
+      started |= starts;
+      ++power;
+    }
+    local[i] = h;
+    powers[i] = started ? -1 : power;
+  }
+  ChainMap total;
+  const ChainMap before =
+      maps_before({started ? 0 : power_of_r(power), hash::canonical(h)}, of_warps, total);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const bool alone = powers[i] < 0;
+    const std::uint64_t r = alone ? 0 : power_of_r(powers[i]);
+    terms[t * kEach + i] =
+        hash::canonical(static_cast<hash::u128>(before.addend) * r + hash::fold(local[i]));
+    multipliers[t * kEach + i] = hash::multiply(before.multiplier, r);
+  }
+  if (t == 0) maps[blockIdx.x] = total;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const std::int64_t j = tile + i * kThreads + t;
+    if (j >= b.num_tokens) continue;
+    mine[i].map = {multipliers[i * kThreads + t], terms[i * kThreads + t]};
+    tokens[j] = mine[i];
+  }
 }
 
 /// The chain before tile `tile`: the maps before it, composed back to the last that forgets what
-/// was before. All threads call it.
-__device__ std::uint64_t chain_before(const ChainMap* maps, std::int64_t tile,
-                                      MapScan::TempStorage& scratch) {
+/// was before. By a warp.
+__device__ std::uint64_t chain_before(const ChainMap* maps, std::int64_t tile) {
   ChainMap after{};  // of the tiles between those looked at and `tile`
-  for (std::int64_t end = tile; end > 0; end -= kThreads) {
-    const std::int64_t i = end - kThreads + threadIdx.x;
-    const ChainMap mine = i >= 0 ? maps[i] : ChainMap{};
-    ChainMap all;
-    ChainMap total;
-    MapScan(scratch).InclusiveScan(mine, all, Then(), total);
-    after = then(total, after);
-    __syncthreads();
-    if (after.multiplier == 0) break;
+  while (tile > 0 && after.multiplier != 0) {
+    const std::int64_t i = tile - 1 - lane_id();
+    ChainMap mine;
+    if (i >= 0) mine = maps[i];
+    const unsigned forgets = __ballot_sync(kAllLanes, i < 0 || mine.multiplier == 0);
+    const int n = forgets != 0 ? __ffs(static_cast<int>(forgets)) : kWarp;
+    for (int l = 0; l < n; ++l) {
+      after = then({shuffle(mine.multiplier, l), shuffle(mine.addend, l)}, after);
+    }
+    tile -= n;
   }
   return after.addend;
 }
 
+/// Stores a token's record and what belongs to it, and reports what was wrong with it.
+__device__ void store_token(const PoolParams& p, const RingParams& ring, const BatchParams& b,
+                            std::int64_t j, const StampedToken& token, std::int64_t slot,
+                            std::uint64_t chain, std::uint64_t digest) {
+  const std::int64_t r = token.request;
+  const Owner owner = b.owners[r];
+  const std::int64_t row = b.rows[r];
+  LedgerEntry& e = p.ledger[slot];
+  const LedgerEntry now = e;
+  const bool owned = now.owner == owner && owner != 0;
+  const bool claimed = !owned && claims(p, now, slot, owner);
+  const auto position = static_cast<std::uint32_t>(b.positions[j]);
+  const Record record{static_cast<std::uint32_t>(b.tokens[j]),
+                      position,
+                      owner,
+                      owned || claimed ? now.generation : 0,
+                      chain == 0 ? hash::kP : chain,
+                      digest};
+  store_record(p, slot, record);
+  if (owned || claimed) {
+    seal(p, slot, record);
+    e.written = position + 1;
+    e.prev = token.prev;
+  }
+  // A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
+  const std::int64_t cell = token.cell;
+  const std::int64_t told = Walk(p, b, r, row, owner).token(cell);
+  Reason reasons = Reason::none;
+  if (std::int64_t{position} != cell) reasons |= Reason::position;
+  if (told >= 0 && record.token != static_cast<std::uint32_t>(told)) reasons |= Reason::token;
+  if (!owned) reasons |= claimed ? Reason::double_owner : Reason::foreign_write;
+  if (!any(reasons)) return;
+  if (const Sighting to = sight(ring, p, slot, now.generation, reasons, Moment::tail)) {
+    describe_slot(record, now, *to);
+    to->request = owner;
+    to->row = row;
+    to->expected_position = cell;
+    to->expected_token = told;
+  }
+}
+
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, 2)
+constexpr int kCtas = kDepth == Depth::none ? 4 : 3;  // on every multiprocessor
+
+template <Depth kDepth>
+__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     stamp_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  const __grid_constant__ BatchParams b, const StampedToken* tokens,
                  const ChainMap* maps, TileShape shape) {
-  __shared__ union {
-    MapScan::TempStorage scan;
-    DigestScratch digest;
-  } shared;
-  __shared__ std::uint64_t chains[kStampTile];
-  const int t = static_cast<int>(threadIdx.x);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * shape.rows;
-  // The chain after every token of the map tile that this CTA's tile lies in.
-  const std::int64_t tile = first / kStampTile;
-  const std::int64_t tile_first = tile * kStampTile;
-  const std::uint64_t seed = chain_before(maps, tile, shared.scan);
-  StampedToken of_tile;
-  if (tile_first + t < b.num_tokens) of_tile = tokens[tile_first + t];
-  ChainMap after;
-  MapScan(shared.scan).InclusiveScan(map_of(of_tile), after, Then());
-  chains[t] = hash::canonical(static_cast<hash::u128>(seed) * after.multiplier + after.addend);
+  auto& scratch = shared_as<DigestScratch>();
+  __shared__ int stamps;
+  if constexpr (kDepth != Depth::none) init_digest(scratch);
+  if (threadIdx.x == 0) stamps = 0;
   __syncthreads();
-
-  const std::int64_t j = first + t;
-  const bool mine = t < shape.rows && j < b.num_tokens;
-  StampedToken token;
-  if (mine) token = tokens[j];
-  const bool stamped = mine && token.slot > 0;
-  std::uint64_t digest = 0;
-  if constexpr (kDepth != Depth::none) {
-    if (t < shape.rows) shared.digest.slots[t] = stamped ? token.slot : -1;
-    init_digest(shared.digest);
-    __syncthreads();
-    digest_tile<kDepth>(p, shape, shared.digest);
-    __syncthreads();
-    if (stamped) digest = digest_of(p, shape, shared.digest, t);
-  }
-  if (stamped) {
-    const std::int64_t r = token.request;
-    const Owner owner = b.owners[r];
-    const std::int64_t row = b.rows[r];
-    const std::int64_t slot = token.slot;
-    LedgerEntry& e = p.ledger[slot];
-    const LedgerEntry now = e;
-    const bool owned = now.owner == owner && owner != 0;
-    const bool claimed = !owned && claims(p, now, slot, owner);
-    const auto position = static_cast<std::uint32_t>(b.positions[j]);
-    const std::uint64_t chain = chains[j - tile_first];
-    const Record record{static_cast<std::uint32_t>(b.tokens[j]),
-                        position,
-                        owner,
-                        owned || claimed ? now.generation : 0,
-                        chain == 0 ? hash::kP : chain,
-                        digest};
-    store_record(p, slot, record);
-    if (owned || claimed) {
-      p.seals[slot] = hash::seal(record);
-      e.written = position + 1;
-      e.prev = token.prev;
-    }
-    // A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
-    const std::int64_t cell = token.cell;
-    const std::int64_t told = Walk(p, b, r).token(cell);
-    Reason reasons = Reason::none;
-    if (std::int64_t{position} != cell) reasons |= Reason::position;
-    if (told >= 0 && record.token != static_cast<std::uint32_t>(told)) reasons |= Reason::token;
-    if (!owned) reasons |= claimed ? Reason::double_owner : Reason::foreign_write;
-    if (any(reasons)) {
-      LedgerEntry seen = now;
-      if (owned || claimed) seen.written = position + 1;
-      Fault f = describe(record, seen, slot, Moment::tail, reasons);
-      f.request = owner;
-      f.row = row;
-      f.expected_position = cell;
-      f.expected_token = told;
-      report(ring, p, f, now.generation);
+  const int lane = lane_id();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  std::int64_t turn = shape.whole ? blockIdx.x : blockIdx.x * std::int64_t{kWarps} + warp;
+  const std::int64_t turns = shape.whole ? gridDim.x : gridDim.x * std::int64_t{kWarps};
+  for (; turn * shape.rows < b.num_tokens; turn += turns) {
+    const std::int64_t first = turn * shape.rows;
+    const std::uint64_t seed = speaks(shape) ? chain_before(maps, first / kStampTile) : 0;
+    for (int row = lane; row < (kDepth == Depth::none ? shape.rows : kWarp); row += kWarp) {
+      const std::int64_t j = first + row;
+      StampedToken token;
+      std::int64_t slot = -1;
+      if (row < shape.rows && j < b.num_tokens) {
+        token = tokens[j];
+        if (token.request >= 0) slot = stamped_slot(p, b.locations[j]);
+      }
+      std::uint64_t digest = 0;
+      if constexpr (kDepth != Depth::none) {
+        if (row < shape.rows) scratch.slots[warp][row] = static_cast<std::int32_t>(slot);
+        __syncwarp();
+        digest_tile<kDepth>(p, shape, scratch);
+        tile_barrier(shape);
+        if (slot > 0) digest = digest_of(p, shape, scratch, row);
+      }
+      if (slot > 0 && speaks(shape)) {
+        const std::uint64_t chain = hash::canonical(
+            static_cast<hash::u128>(seed) * token.map.multiplier + token.map.addend);
+        store_token(p, ring, b, j, token, slot, chain, digest);
+      }
+      const int stored = __popc(__ballot_sync(kAllLanes, slot > 0));
+      if (lane == 0 && speaks(shape) && stored != 0) atomicAdd(&stamps, stored);
+      if constexpr (kDepth != Depth::none) tile_barrier(shape);
     }
   }
-  const int stamps = __syncthreads_count(stamped ? 1 : 0);
-  if (t == 0) {
-    add(ring.header->counts.records_written, static_cast<std::uint64_t>(stamps));
-    add(ring.header->counts.bytes_digested,
-        static_cast<std::uint64_t>(stamps) * static_cast<std::uint64_t>(p.slot_bytes));
-  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  add(ring.header->counts.records_written, static_cast<std::uint64_t>(stamps));
+  add(ring.header->counts.bytes_digested,
+      static_cast<std::uint64_t>(stamps) * static_cast<std::uint64_t>(p.slot_bytes));
 }
 
 }  // namespace
@@ -307,20 +424,16 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
   gpu::launch("canary stamp", compose_kernel, {tiles, kThreads}, stream, p, ring, b, w.tokens,
               w.maps);
   TileShape shape = tile_shape(p, b.num_tokens, device);
+  if (depth_of(p) == Depth::none) shape.rows = kWarp;
   const StampedToken* const tokens = w.tokens;
   const ChainMap* const maps = w.maps;
-  const auto grid = static_cast<unsigned>((b.num_tokens + shape.rows - 1) / shape.rows);
-  const auto go = [&](auto depth) {
-    gpu::launch("canary stamp", stamp_kernel<depth()>, {grid, kThreads}, stream, p, ring, b, tokens,
-                maps, shape);
-  };
-  if (p.num_sources == 0 || p.depth == Depth::none) {
-    go(std::integral_constant<Depth, Depth::none>());
-  } else if (p.depth == Depth::partial) {
-    go(std::integral_constant<Depth, Depth::partial>());
-  } else {
-    go(std::integral_constant<Depth, Depth::all>());
-  }
+  with_depth(p, [&](auto depth) {
+    gpu::launch("canary stamp", stamp_kernel<depth()>,
+                {grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps),
+                          kCtas<depth()>),
+                 kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch)},
+                stream, p, ring, b, tokens, maps, shape);
+  });
 }
 
 }  // namespace serinus::canary::cuda

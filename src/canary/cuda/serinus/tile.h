@@ -1,25 +1,55 @@
-// How large a tile of slots a CTA takes: large ones waste nothing, small ones fill the device.
+// How tiles of slots are shared out to warps and CTAs: large ones waste nothing, small ones fill
+// the device.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "canary/cuda/serinus/digest.cuh"
 #include "gpu/device.h"
 
 namespace serinus::canary::cuda {
 
-inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device device) {
-  if (p.num_sources == 0 || p.depth == Depth::none) return {kMaxTile, 1};
-  const std::int64_t most = p.depth == Depth::partial ? kMaxTile : kMaxTile / 2;
-  const std::int64_t share = slots / std::max(1, 4 * gpu::multiprocessors(device));
-  TileShape shape{kWarpRows, 1};
-  while (shape.rows < share && shape.rows < most) shape.rows *= 2;
-  const int lanes = p.depth == Depth::partial ? 1 : kRowLanes;  // that work on a row's part
-  while (shape.parts * 2 <= p.num_sources && shape.rows * shape.parts * lanes < kDigestThreads) {
-    shape.parts *= 2;
+inline constexpr int kPlainRows = 128;  ///< cells or slots of a warp where there are no bytes
+
+/// Without sources there are no bytes, at any depth.
+inline Depth depth_of(const PoolParams& p) {
+  return p.num_pieces == 0 ? Depth::none : p.depth;
+}
+
+/// Calls `f` with the depth as a constant.
+template <class F>
+void with_depth(const PoolParams& p, const F& f) {
+  switch (depth_of(p)) {
+    case Depth::none:
+      return f(std::integral_constant<Depth, Depth::none>());
+    case Depth::partial:
+      return f(std::integral_constant<Depth, Depth::partial>());
+    case Depth::all:
+      return f(std::integral_constant<Depth, Depth::all>());
   }
-  return shape;
+}
+
+/// The parts of a slot where a CTA shares a tile of `rows`.
+inline int parts_of(const PoolParams& p, int rows) {
+  const int units = depth_of(p) == Depth::partial ? kThreads : kThreads / kOctet;
+  int parts = 1;
+  while (parts * 2 <= std::min(p.num_pieces, kMaxParts) && parts * 2 * rows <= units) parts *= 2;
+  return parts;
+}
+
+inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device device) {
+  if (depth_of(p) == Depth::none) return {kPlainRows, 1, false};
+  const std::int64_t multiprocessors = std::max(1, gpu::multiprocessors(device));
+  const bool light = p.slot_bytes <= 4096;
+  if (light && slots >= multiprocessors * kWarps * 8 * kMaxRows) return {};
+  // As many tiles as keep every CTA busy to the end, where a tile is worth its barriers.
+  int rows = kMaxRows;
+  while (rows > 1 && slots / rows < 12 * multiprocessors) rows /= 2;
+  // An octet that has no part of a slot has a slot of its own.
+  while (rows < kMaxRows && rows * parts_of(p, rows) < kThreads / kOctet) rows *= 2;
+  return {rows, parts_of(p, rows), true};
 }
 
 }  // namespace serinus::canary::cuda

@@ -1,15 +1,16 @@
-// Verify on the GPU: cells along the batch's table, or slots of a list; plan and check in one
-// kernel. A CTA takes a tile of neighbouring cells, a thread each: the chain's predecessor is the
-// cell of the lane before. Then the whole CTA hashes the tile's bytes. What is sound takes the
-// short way; all else is judged as on the CPU, by the same functions.
+// Verify along the batch's table: plan and check in one kernel. Every CTA plans for itself; tiles
+// of neighbouring cells are numbered through all requests and dealt out. A warp asks for all records
+// of a tile at once and looks whether they are plainly sound, a cell a lane; a group of 32 cells in
+// which one is not is judged as on the CPU, by the same functions. Then the tile's bytes are hashed.
 #include <algorithm>
 #include <cstdint>
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 #include <type_traits>
 
 #include "canary/cuda/grid.h"
+#include "canary/cuda/serinus/bytes.cuh"
 #include "canary/cuda/serinus/cells.cuh"
-#include "canary/cuda/serinus/digest.cuh"
 #include "canary/cuda/serinus/tile.h"
 #include "gpu/launch.h"
 
@@ -17,37 +18,88 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-constexpr int kThreads = kDigestThreads;
-constexpr int kRangeBlock = 4 * kThreads;  // ranges whose tiles are numbered through at once
 using Scan = cub::BlockScan<long long, kThreads>;
+using Reduce = cub::BlockReduce<unsigned long long, kThreads>;
 
-constexpr int kCtas = 2;  // on every multiprocessor
-/// Cells of a warp, in groups of 32, that are under way at once. Bytes keep a CTA busy by
-/// themselves.
+/// CTAs of a multiprocessor, and groups of 32 cells of a warp that are under way at once. Bytes
+/// keep a multiprocessor busy by themselves.
 template <Depth kDepth>
-constexpr int kGroups = kDepth == Depth::none ? 4 : 1;
+constexpr int kCtas = kDepth == Depth::none ? 3 : 2;
+template <Depth kDepth>
+constexpr int kGroups = kDepth == Depth::none ? kPlainRows / kWarp : 1;
 
-struct Shared {
-  union {
-    Scan::TempStorage scan;
-    DigestScratch digest;
-  };
-  std::int64_t first_tile[kRangeBlock + 1];
-  Range ranges[kRangeBlock];
+// ---------------------------------------------------------------- plan
+
+/// Cells of a request that a check walks.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+};
+/// What is due, and the rolling part before and after its end.
+constexpr int kRanges = 3;
+
+struct Plan {
+  Range ranges[kRanges];
+  bool rolls = false;
+  RowCursor next;  ///< where the rolling part goes on
 };
 
-/// What a thread knows of its cell or slot after the records were checked.
-struct Checked {
-  std::int64_t slot = -1;  ///< whose bytes are to be compared; -1 = none
-  std::uint64_t kv_digest = 0;
-};
+/// Cells of the request that attention reads.
+__device__ Range prefix_range(const PoolParams& p, const BatchParams& b, std::int64_t r) {
+  if (b.rows[r] == 0) return {};
+  const std::int64_t end = prefix_of(b, r);
+  return {first_cell(p, end), end};
+}
 
-__device__ Range range_of(const PoolParams& p, const BatchParams& b, const Range* ranges,
-                          std::int64_t q) {
-  if (ranges != nullptr) return ranges[q];
-  if (b.rows[q] == 0 || !has_row(b.table, b.rows[q])) return {};
-  const std::int64_t prefix = prefix_of(b, q);
-  return {first_cell(p, prefix), prefix};
+/// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells its
+/// share by length, at least one, from where it stopped the last time, in up to two pieces. `total`
+/// cells have all requests together.
+__device__ Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
+                        std::int64_t records, std::uint64_t total) {
+  Plan plan;
+  const std::int64_t row = b.rows[r];
+  if (row == 0 || !has_row(b.table, row)) return plan;
+  const Range all = prefix_range(p, b, r);
+  if (records == 0) {
+    plan.ranges[0] = all;
+    return plan;
+  }
+  if (b.due != nullptr) {
+    Range due{b.due[2 * r], b.due[2 * r + 1]};
+    // A window leaves the last cells only.
+    const std::int64_t first = p.window > 0 ? first_cell(p, b.prefix_lens[r]) : 0;
+    if (due.begin < first) due.begin = first;
+    if (due.end > b.table.width) due.end = b.table.width;
+    if (due.begin < due.end) plan.ranges[0] = due;
+  }
+  if (all.begin >= all.end) return plan;
+  const std::int64_t length = all.end - all.begin;
+  // records * length / total, rounded up.
+  const auto wanted = static_cast<std::uint64_t>(records);
+  std::int64_t n = length;
+  if (wanted < total) {
+    const auto l = static_cast<std::uint64_t>(length);
+    n = __umul64hi(l, wanted) == 0
+            ? static_cast<std::int64_t>((l * wanted + (total - 1)) / total)
+            : static_cast<std::int64_t>(static_cast<double>(l) *
+                                        (static_cast<double>(wanted) / static_cast<double>(total)));
+  }
+  if (n < 1) n = 1;
+  RowCursor cursor;
+  if (row < p.num_rows) cursor = p.cursors[row];
+  if (cursor.owner != b.owners[r] || cursor.cell < all.begin || cursor.cell >= all.end) {
+    cursor.cell = all.begin;
+  }
+  const std::int64_t here = n < all.end - cursor.cell ? n : all.end - cursor.cell;
+  plan.ranges[1] = {cursor.cell, cursor.cell + here};
+  cursor.cell += here;
+  if (here < n) {
+    plan.ranges[2] = {all.begin, all.begin + n - here};
+    cursor.cell = plan.ranges[2].end;
+  }
+  cursor.owner = b.owners[r];
+  plan.next = cursor;
+  plan.rolls = row < p.num_rows;
+  return plan;
 }
 
 /// Rows, lengths and due cells that leave the table: reported once, by one CTA.
@@ -72,400 +124,387 @@ __device__ void report_ranges(const PoolParams& p, const RingParams& ring, const
   }
 }
 
-/// A cell's slot, and what was loaded for it.
-struct Loaded {
-  Place at;
-  Record record;
-  std::uint32_t seal = 0;
+// ---------------------------------------------------------------- what is plainly sound
 
-  __device__ bool is_slot() const { return at.kind == Place::Kind::slot; }
-  __device__ bool sealed() const { return is_slot() && seal == hash::seal(record); }
-  __device__ void load(const PoolParams& p) {
-    if (!is_slot()) return;
-    record = load_record(p, at.slot);
-    seal = __ldcg(p.seals + at.slot);
+/// Lanes load records in pairs, half of one each, so that a sector is asked for once: the cell of a
+/// group that lane l looks at, and the lane that looks at the cell before.
+__device__ __forceinline__ int cell_of(int lane) {
+  return lane / 2 + lane % 2 * (kWarp / 2);
+}
+__device__ __forceinline__ int lane_before(int lane) {
+  return lane < 2 ? kWarp - 1 - lane : lane - 2;
+}
+
+/// Slot of a table's number; -1 where there is none to look at.
+__device__ __forceinline__ std::int32_t slot_of(const PoolParams& p, std::int32_t location) {
+  if (!p.swa) return static_cast<std::uint32_t>(location) < p.num_slots ? location : -1;
+  const Place at = place(p, location);
+  return at.kind == Place::Kind::slot ? static_cast<std::int32_t>(at.slot) : -1;
+}
+
+/// The reader may read the record without asking the ledger: it is marked as the slot's own, and he
+/// wrote it, or attached the cell later.
+__device__ __forceinline__ bool is_readers(const Walk& walk, std::int64_t cell, const Record& r,
+                                           std::uint32_t mark) {
+  if (mark != hash::mark(r)) return false;
+  if (r.owner == walk.owner) return true;
+  const Right by = walk.right(cell);
+  return by.attached && !newer(r.generation, by.epoch);
+}
+
+/// Looks at the cells [begin, end), kGroups * 32 at most, and returns the groups (a bit each) that
+/// are to be judged: those in which a cell is not plainly sound, and their successors. Everything
+/// is asked for before anything is looked at. All lanes call it.
+template <Depth kDepth, int kGroups>
+__device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const Walk& walk,
+                                                    std::int64_t begin, std::int64_t end,
+                                                    ScratchOf<kDepth>& scratch) {
+  const int lane = lane_id();
+  const bool odd = lane % 2 != 0;
+  if (end > std::int64_t{1} << 31) return (1u << kGroups) - 1;  // no record has such a position
+  const std::int32_t* const cells = walk.cells + begin;
+  const int n = static_cast<int>(end - begin);
+  std::int32_t slot[kGroups];
+  uint4 first[kGroups], second[kGroups];
+  std::uint32_t mark[kGroups];
+  // The last lane looks at the cell before the first one, too.
+  std::int32_t slot_before = -1;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int i = g * kWarp + cell_of(lane);
+    slot[g] = -1;
+    if (i < n) slot[g] = __ldg(cells + i);
   }
+  if (lane == kWarp - 1 && begin > 0) slot_before = __ldg(cells - 1);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) slot[g] = slot_of(p, slot[g]);
+  slot_before = slot_of(p, slot_before);
+  const auto* const records = reinterpret_cast<const uint4*>(p.records);
+  const uint4* const halves = records + (odd ? 1 : 0);
+  uint4 what_before = make_uint4(0, 0, 0, 0);
+  uint2 chain_of_before = make_uint2(0, 0);
+  std::uint32_t mark_before = 0;
+  if (slot_before >= 0) {
+    what_before = __ldcg(records + 2 * std::int64_t{slot_before});
+    chain_of_before =
+        __ldcg(reinterpret_cast<const uint2*>(records + 2 * std::int64_t{slot_before} + 1));
+    mark_before = __ldcg(p.marks + slot_before);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const std::int32_t of_first = __shfl_sync(kAllLanes, slot[g], lane & ~1);
+    const std::int32_t of_second = __shfl_sync(kAllLanes, slot[g], lane | 1);
+    first[g] = second[g] = make_uint4(0, 0, 0, 0);
+    mark[g] = 0;
+    if (of_first >= 0) first[g] = __ldcg(halves + 2 * std::int64_t{of_first});
+    if (of_second >= 0) second[g] = __ldcg(halves + 2 * std::int64_t{of_second});
+    if (slot[g] >= 0) mark[g] = __ldcg(p.marks + slot[g]);
+  }
+  bool before_sound = true;
+  std::uint64_t chain_before = kChainAnchor;  // the last lane's is the one before its group
+  if (lane == kWarp - 1 && begin > 0) {
+    const Record r{what_before.x, what_before.y, what_before.z, what_before.w,
+                   static_cast<std::uint64_t>(chain_of_before.y) << 32 | chain_of_before.x};
+    before_sound = r.position == begin - 1 && is_readers(walk, begin - 1, r, mark_before);
+    chain_before = r.chain;
+  }
+  unsigned doubtful = __all_sync(kAllLanes, before_sound) ? 0 : 1;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int i = g * kWarp + cell_of(lane);
+    const auto position = static_cast<std::uint32_t>(begin) + static_cast<std::uint32_t>(i);
+    // Each lane of a pair has half of what the other wants.
+    const uint4 sent = odd ? first[g] : second[g];
+    uint4 got;
+    got.x = __shfl_xor_sync(kAllLanes, sent.x, 1);
+    got.y = __shfl_xor_sync(kAllLanes, sent.y, 1);
+    got.z = __shfl_xor_sync(kAllLanes, sent.z, 1);
+    got.w = __shfl_xor_sync(kAllLanes, sent.w, 1);
+    const uint4 what = odd ? got : first[g];
+    const uint4 sums = odd ? second[g] : got;
+    const Record r{what.x,
+                   what.y,
+                   what.z,
+                   what.w,
+                   static_cast<std::uint64_t>(sums.y) << 32 | sums.x,
+                   static_cast<std::uint64_t>(sums.w) << 32 | sums.z};
+    const std::uint64_t before =
+        shuffle(lane == kWarp - 1 ? chain_before : r.chain, lane_before(lane));
+    chain_before = r.chain;
+    const bool inside = i < n;
+    bool sound = r.position == position && r.chain != 0;
+    // chain_value() but for its last step, which changes five of 2^61 values: those are judged.
+    sound &= hash::fold(hash::chain_step(before, hash::token_term(r.token, r.position))) == r.chain;
+    if (walk.told != nullptr && inside) {
+      const std::int64_t token = walk.token(begin + i);
+      sound &= token < 0 || r.token == static_cast<std::uint32_t>(token);
+    }
+    sound = sound && is_readers(walk, begin + i, r, mark[g]);
+    if constexpr (kDepth != Depth::none) {
+      note_bytes(scratch, cell_of(lane), inside ? slot[g] : -1, r.kv_digest);
+    }
+    if (!__all_sync(kAllLanes, sound || !inside)) doubtful |= 3u << g;
+  }
+  return doubtful & ((1u << kGroups) - 1);
+}
+
+// ---------------------------------------------------------------- what is judged
+
+/// Judges the cells [begin, end), 32 at most, a cell a lane, as the CPU does, and reports. Returns
+/// how many hold what the reader was given. All lanes call it; only a warp that `tells` reports.
+template <Depth kDepth>
+__device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams& ring,
+                                        const Walk& walk, Moment moment, std::int64_t begin,
+                                        std::int64_t end, bool tells, ScratchOf<kDepth>& scratch) {
+  const int lane = lane_id();
+  const std::int64_t cell = begin + lane;
+  const bool inside = cell < end;
+  // A walk that starts here cannot see that a break is its predecessor's.
+  bool first_break = true;
+  if (lane == 0) first_break = walk.is_first_break(cell);
+  Place at;
+  Record r;
+  bool sealed = false;
+  if (inside) at = walk.at(cell);
+  const bool is_slot = at.kind == Place::Kind::slot;
+  if (is_slot) {
+    r = load_record(p, at.slot);
+    sealed = __ldcg(p.seals + at.slot) == hash::seal(r);
+  }
+  const std::int64_t token = inside ? walk.token(cell) : -1;
+  // What the reader may read and what the record says by itself; the chain comes after.
+  bool content = false;  // not EMPTY, not stale
+  bool clean = false;    // but for the chain
+  if (is_slot) {
+    const LedgerEntry e = p.ledger[at.slot];
+    const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+    content = v.has_content;
+    clean =
+        content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
+  }
+  ChainBefore before{false, shuffle_up(r.chain),
+                     static_cast<std::int64_t>(
+                         shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)))};
+  if (lane == 0) before = walk.before(begin);
+  const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
+  bool broken =
+      clean && (lane > 0 || before.usable) &&
+      hash::chain_value(hash::chain_step(
+          before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
+  if (lane == 0 && sealed && !first_break) broken = false;
+
+  // Whether a cell may be relied on depends on the one before: bit by bit, where anything is wrong.
+  unsigned good = __ballot_sync(kAllLanes, clean);
+  const unsigned breaks = __ballot_sync(kAllLanes, broken);
+  if (breaks != 0) {
+    good &= ~(breaks & 1u);
+    for (int l = 1; l < kWarp; ++l) {
+      if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
+    }
+  }
+  if (lane > 0) {
+    before.usable = (good >> (lane - 1) & 1u) != 0;
+    if (!before.usable) before.slot = -1;
+  }
+  if (inside && tells && (good >> lane & 1u) == 0) {
+    if (at.kind == Place::Kind::outside) {
+      report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
+    } else if (is_slot) {
+      const LedgerEntry e = p.ledger[at.slot];
+      Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+      if (v.has_content) {
+        const Verdict c = judge_content(r, e, sealed, cell, token, before);
+        v.reasons |= c.reasons;
+        v.expected_chain = c.expected_chain;
+      }
+      if (any(v.reasons)) {
+        const Sighting to = sight(ring, p, at.slot,
+                  at.slot == 0 ? life_of_cell(walk.row, cell) : std::uint64_t{e.generation},
+                  v.reasons, moment);
+        if (to) {
+          describe_slot(r, e, *to);
+          to->request = walk.owner;
+          to->row = walk.row;
+          to->expected_position = cell;
+          to->expected_token = token;
+          to->expected_chain = v.expected_chain;
+          to->prev_slot = before.slot;
+          if (any(v.reasons & Reason::stale)) to->expected_owner = walk.owner;
+        }
+      }
+    }
+  }
+  if constexpr (kDepth != Depth::none) {
+    note_bytes(scratch, lane, content ? static_cast<std::int32_t>(at.slot) : -1, r.kv_digest);
+  }
+  return __popc(__ballot_sync(kAllLanes, content));
+}
+
+// ---------------------------------------------------------------- the kernel
+
+template <Depth kDepth>
+struct Shared {
+  union {
+    Scan::TempStorage scan;
+    Reduce::TempStorage reduce;
+  };
+  TileCounts counts;
+  std::uint64_t total;
+  bool is_last;
+  long long first_tile[kThreads], tiles;
+  Range ranges[kThreads][kRanges];
+  std::int64_t rows[kThreads];
+  Owner owners[kThreads];
+  RowCursor next[kThreads];  ///< cell -1: stays
+  ScratchOf<kDepth> bytes;
 };
 
-/// The chain before a cell, from what was loaded for its predecessor. A seal that fits tells that
-/// the slot was written in its present life and is held; only what is left asks the ledger.
-__device__ ChainBefore before_of(const Walk& walk, std::int64_t cell, const Loaded& predecessor) {
-  if (predecessor.sealed() && predecessor.record.position == cell - 1) {
-    const Right by = walk.right(cell - 1);
-    const Record& r = predecessor.record;
-    if (by.attached ? !newer(r.generation, by.epoch) : r.owner == walk.owner) {
-      return {true, r.chain, predecessor.at.slot};
-    }
-  }
-  return walk.before(cell);
-}
-
-/// Checks a warp's share of a tile: cells [begin, end), kGroups * 32 at most, neighbours in
-/// neighbouring lanes. Everything is asked for before anything is looked at. All lanes call it.
-template <int kGroups>
-__device__ void check_cells(const PoolParams& p, const RingParams& ring, const Walk& walk,
-                            Moment moment, std::int64_t begin, std::int64_t end,
-                            std::uint64_t& verified, Checked (&checked)[kGroups]) {
+/// The request of a block, by its tiles: the last whose first tile is `turn` or before. By a warp.
+__device__ __forceinline__ int find_request(const long long* first_tile, long long turn) {
+  static_assert(kThreads == kWarp * 8);
   const int lane = lane_id();
-  Loaded loaded[kGroups];
-  Loaded predecessor;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const std::int64_t cell = begin + g * kWarp + lane;
-    if (cell < end) loaded[g].at = walk.at(cell);
-  }
-  if (lane == 0 && begin > 0) predecessor.at = walk.at(begin - 1);
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) loaded[g].load(p);
-  predecessor.load(p);
-
-  ChainBefore carried;  // to lane 0
-  if (lane == 0) carried = before_of(walk, begin, predecessor);
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const std::int64_t cell = begin + g * kWarp + lane;
-    const bool inside = cell < end;
-    const Place& at = loaded[g].at;
-    const Record& r = loaded[g].record;
-    const bool is_slot = loaded[g].is_slot();
-    const bool sealed = loaded[g].sealed();
-    const std::int64_t token = inside ? walk.token(cell) : -1;
-    bool plain = sealed && r.chain != 0 && r.position == cell &&
-                 (token < 0 || r.token == static_cast<std::uint32_t>(token));
-    if (plain && r.owner != walk.owner) {
-      const Right by = walk.right(cell);
-      plain = by.attached && !newer(r.generation, by.epoch);
-    }
-
-    // What the reader may read and what the record says by itself; the chain comes after.
-    bool content = plain;  // not EMPTY, not stale
-    bool clean = plain;    // but for the chain
-    if (inside && is_slot && !plain) {
-      const LedgerEntry e = p.ledger[at.slot];
-      const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
-      content = v.has_content;
-      clean =
-          content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
-    }
-    const std::uint64_t chain_before = shuffle_up(r.chain);
-    const auto slot_before =
-        static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)));
-    ChainBefore before = carried;
-    if (lane > 0) before = {false, chain_before, slot_before};
-    const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
-    bool broken =
-        clean && (lane > 0 || before.usable) &&
-        hash::chain_value(hash::chain_step(
-            before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
-    // A walk that starts here cannot see that the break is its predecessor's.
-    if (g == 0 && lane == 0 && broken && sealed && !walk.is_first_break(cell)) broken = false;
-
-    // Whether a cell may be relied on depends on the one before: bit by bit, where anything is
-    // wrong.
-    unsigned good = __ballot_sync(kAllLanes, clean);
-    const unsigned breaks = __ballot_sync(kAllLanes, broken);
-    if (breaks != 0) {
-      good &= ~(breaks & 1u);
-      for (int l = 1; l < kWarp; ++l) {
-        if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
-      }
-    }
-    if (lane > 0) {
-      before.usable = (good >> (lane - 1) & 1u) != 0;
-      if (!before.usable) before.slot = -1;
-    }
-    if (inside && content) ++verified;
-    if (inside && (good >> lane & 1u) == 0) {
-      if (at.kind == Place::Kind::outside) {
-        report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
-      } else if (is_slot) {
-        const LedgerEntry e = p.ledger[at.slot];
-        Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
-        if (v.has_content) {
-          const Verdict c = judge_content(r, e, sealed, cell, token, before);
-          v.reasons |= c.reasons;
-          v.expected_chain = c.expected_chain;
-        }
-        Fault f = describe(r, e, at.slot, moment, v.reasons);
-        f.request = walk.owner;
-        f.row = walk.row;
-        f.expected_position = cell;
-        f.expected_token = token;
-        f.expected_chain = v.expected_chain;
-        f.prev_slot = before.slot;
-        if (any(v.reasons & Reason::stale)) f.expected_owner = walk.owner;
-        if (any(v.reasons)) {
-          report(ring, p, f, at.slot == 0 ? life_of_cell(walk.row, cell) : e.generation);
-        }
-      }
-    }
-    checked[g] = {inside && content ? at.slot : -1, r.kv_digest};
-    if (g + 1 < kGroups) {
-      const bool usable = good >> (kWarp - 1) != 0;
-      const std::uint64_t chain = shuffle(r.chain, kWarp - 1);
-      const auto slot =
-          static_cast<std::int64_t>(shuffle(static_cast<std::uint64_t>(at.slot), kWarp - 1));
-      carried = {usable, chain, usable ? slot : -1};
-    }
-  }
+  const int eight = __popc(__ballot_sync(kAllLanes, first_tile[lane * 8] <= turn)) - 1;
+  const bool before = lane < 8 && first_tile[eight * 8 + lane % 8] <= turn;
+  return eight * 8 + __popc(__ballot_sync(kAllLanes, before)) - 1;
 }
 
-/// Whether record, seal or ledger of a slot are not what they were a moment ago.
-__device__ bool is_settling(const PoolParams& p, std::int64_t slot, const Record& before,
-                            const LedgerEntry& entry) {
-  constexpr unsigned kMoment = 2000;  // ns: a stamp's stores are apart by less
-  __nanosleep(kMoment);
-  const Record r = load_record(p, slot);
-  const std::uint32_t generation = __ldcg(&p.ledger[slot].generation);
-  const std::uint32_t written = __ldcg(&p.ledger[slot].written);
-  return __ldcg(p.seals + slot) == hash::seal(r) || hash::seal(r) != hash::seal(before) ||
-         generation != entry.generation || written != entry.written;
-}
-
-/// Checks one slot of a list, as a sweep does.
-__device__ Checked check_slot(const PoolParams& p, const RingParams& ring, Moment moment,
-                              std::int64_t slot, std::uint64_t& verified, std::uint64_t& empty) {
-  if (!has(p, slot)) {
-    report_out_of_range(ring, p, slot, moment, 0, -1, -1);
-    return {};
-  }
-  const LedgerEntry e = p.ledger[slot];
-  if (e.written == 0) {
-    ++empty;
-    return {};
-  }
-  ++verified;
-  const Record r = load_record(p, slot);
-  if (__ldcg(p.seals + slot) != hash::seal(r)) {
-    // A sweep may meet a stamp of another stream half way: that is over when it looks again.
-    if (is_settling(p, slot, r, e)) return {};
-    // Somebody wrote it. The predecessor, if it is still the one, says how.
-    ChainBefore before{e.prev == -1 && e.written == 1, kChainAnchor, e.prev};
-    if (has(p, e.prev)) {
-      const LedgerEntry prev = p.ledger[e.prev];
-      const Record predecessor = load_record(p, e.prev);
-      before.usable = prev.owner != 0 && prev.written + 1 == e.written &&
-                      !newer(prev.generation, e.generation) &&
-                      __ldcg(p.seals + e.prev) == hash::seal(predecessor);
-      before.chain = predecessor.chain;
-    }
-    const std::int64_t position = std::int64_t{e.written} - 1;
-    const Verdict v = judge_content(r, e, false, position, -1, before);
-    Fault f = describe(r, e, slot, moment, v.reasons);
-    f.expected_position = position;
-    f.expected_chain = v.expected_chain;
-    f.prev_slot = e.prev;
-    report(ring, p, f);
-  }
-  return {slot, r.kv_digest};
-}
-
-/// Hashes a tile's bytes and compares them with what the records say. All threads call it.
+/// Cells of a request's tile `turn`.
 template <Depth kDepth>
-__device__ void compare_bytes(const PoolParams& p, const RingParams& ring, TileShape shape,
-                              DigestScratch& scratch, const Checked& mine, Moment moment,
-                              Owner request, std::int64_t row) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t < shape.rows) scratch.slots[t] = static_cast<std::int32_t>(mine.slot);
-  __syncthreads();
-  digest_tile<kDepth>(p, shape, scratch);
-  __syncthreads();
-  if (t < shape.rows && mine.slot >= 0) {
-    const std::uint64_t now = digest_of(p, shape, scratch, t);
-    // Another record by now: another stream began a new life of the slot meanwhile.
-    if (now != mine.kv_digest && load_record(p, mine.slot).kv_digest == mine.kv_digest) {
-      const LedgerEntry e = p.ledger[mine.slot];
-      Fault f = describe(load_record(p, mine.slot), e, mine.slot, moment, Reason::kv_bytes);
-      f.request = request;
-      f.row = row;
-      f.expected_position = std::int64_t{e.written} - 1;
-      f.expected_digest = now;
-      report(ring, p, f, e.generation);
-    }
+__device__ __forceinline__ Range tile_of(const Shared<kDepth>& shared, int q, std::int64_t turn,
+                                         const TileShape& shape) {
+  std::int64_t tile = turn - shared.first_tile[q];
+  Range range = shared.ranges[q][0];
+#pragma unroll 1
+  for (int i = 1; i < kRanges; ++i) {
+    const std::int64_t before = shape.tiles(range.end - range.begin);
+    if (tile < before) break;
+    tile -= before;
+    range = shared.ranges[q][i];
   }
+  const std::int64_t begin = range.begin + tile * shape.rows;
+  return {begin, begin + shape.rows < range.end ? begin + shape.rows : range.end};
 }
 
-/// The null slot of a clean pool must stay as it was. A CTA's work.
+/// Looks at a tile's records, and judges those groups that are not plainly sound. By a warp.
 template <Depth kDepth>
-__device__ void check_null(const PoolParams& p, const RingParams& ring, Moment moment,
-                           DigestScratch& scratch) {
-  const TileShape shape{kWarpRows, kMaxTile / kWarpRows};
-  std::uint64_t digest = 0;
-  if constexpr (kDepth != Depth::none) {
-    if (threadIdx.x < kWarpRows) scratch.slots[threadIdx.x] = threadIdx.x == 0 ? 0 : -1;
-    init_digest(scratch);
-    __syncthreads();
-    digest_tile<kDepth>(p, shape, scratch);
-    __syncthreads();
+__device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams& ring,
+                                           const BatchParams& b, Moment moment, std::int64_t request,
+                                           const Range& tile, const TileShape& shape,
+                                           Shared<kDepth>& shared) {
+  const auto q = static_cast<int>(request % kThreads);
+  const Walk walk(p, b, request, shared.rows[q], shared.owners[q]);
+  const int n = static_cast<int>(tile.end - tile.begin);
+  int verified = n;
+  unsigned doubtful =
+      doubtful_groups<kDepth, kGroups<kDepth>>(p, walk, tile.begin, tile.end, shared.bytes);
+  for (; doubtful != 0; doubtful &= doubtful - 1) {
+    const int first = (__ffs(static_cast<int>(doubtful)) - 1) * kWarp;
+    if (first >= n) break;
+    const int cells = n - first < kWarp ? n - first : kWarp;
+    verified -= cells - judge_group<kDepth>(p, ring, walk, moment, tile.begin + first,
+                                            tile.begin + first + cells, speaks(shape), shared.bytes);
   }
-  if (threadIdx.x != 0) return;
-  if constexpr (kDepth != Depth::none) digest = digest_of(p, shape, scratch, 0);
-  const Record r = load_record(p, 0);
-  if (is_blank(r) && (p.num_sources == 0 || digest == *p.null_digest)) return;
-  Fault f = describe(r, p.ledger[0], 0, moment, Reason::null_slot_dirty);
-  f.expected_digest = digest;
-  f.stored_digest = *p.null_digest;
-  report(ring, p, f);
+  if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
+__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     verify_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
-                  const __grid_constant__ BatchParams b, Moment moment, const Range* ranges,
-                  TileShape shape) {
-  __shared__ Shared shared;
+                  const __grid_constant__ BatchParams b, Moment moment, std::int64_t records,
+                  TileShape shape, TileShape null_shape) {
+  Shared<kDepth>& shared = shared_as<Shared<kDepth>>();
   // The last CTA has the null slot and the lengths.
   if (blockIdx.x == gridDim.x - 1) {
     report_ranges(p, ring, b, moment);
-    if (p.clean_null) check_null<kDepth>(p, ring, moment, shared.digest);
+    if (p.clean_null) check_null<kDepth>(p, ring, moment, null_shape, shared.bytes);
     return;
   }
-  const std::int64_t ctas = gridDim.x - 1;
+  const unsigned ctas = gridDim.x - 1;
   const int t = static_cast<int>(threadIdx.x);
-  const std::int64_t total_ranges = b.num_requests * (ranges != nullptr ? kRangesARequest : 1);
-  std::uint64_t verified = 0;
-  std::uint64_t digested = 0;
-  std::int64_t turn = blockIdx.x;  // tiles until it is this CTA's turn
-  for (std::int64_t q0 = 0; q0 < total_ranges; q0 += kRangeBlock) {
-    // The tiles of the next ranges, numbered through.
-    long long counts[kRangeBlock / kThreads];
+  if (t == 0) shared.counts = {};
+  std::uint32_t order = 0;  // in which the CTAs have read the cursors
+  if constexpr (kDepth != Depth::none) init_digest(shared.bytes.digest);
+  if (records != 0) {
+    std::uint64_t mine = 0;
+    for (std::int64_t r = t; r < b.num_requests; r += kThreads) {
+      const Range all = prefix_range(p, b, r);
+      mine += static_cast<std::uint64_t>(all.end - all.begin);
+    }
+    const std::uint64_t sum = Reduce(shared.reduce).Sum(mine);
+    if (t == 0) shared.total = sum;
+    __syncthreads();
+  }
+  // Tiles until it is this warp's, or CTA's, turn.
+  std::int64_t turn = shape.whole ? blockIdx.x : blockIdx.x * std::int64_t{kWarps} + t / kWarp;
+  const std::int64_t turns = shape.whole ? ctas : ctas * std::int64_t{kWarps};
+  for (std::int64_t r0 = 0; r0 < b.num_requests; r0 += kThreads) {
+    // The tiles of the next requests, numbered through.
+    long long tiles = 0;
+    if (r0 + t < b.num_requests) {
+      const Plan plan = plan_of(p, b, r0 + t, records, records != 0 ? shared.total : 0);
 #pragma unroll
-    for (int i = 0; i < kRangeBlock / kThreads; ++i) {
-      const std::int64_t q = q0 + t * (kRangeBlock / kThreads) + i;
-      const Range range = q < total_ranges ? range_of(p, b, ranges, q) : Range{};
-      shared.ranges[q - q0] = range;
-      const std::int64_t cells = range.end - range.begin;
-      counts[i] = cells > 0 ? (cells + shape.rows - 1) / shape.rows : 0;
+      for (int i = 0; i < kRanges; ++i) {
+        shared.ranges[t][i] = plan.ranges[i];
+        tiles += shape.tiles(plan.ranges[i].end - plan.ranges[i].begin);
+      }
+      shared.next[t] = plan.next;
+      if (!plan.rolls) shared.next[t].cell = -1;
+      shared.rows[t] = b.rows[r0 + t];
+      shared.owners[t] = b.owners[r0 + t];
     }
     long long total = 0;
-    Scan(shared.scan).ExclusiveSum(counts, counts, total);
-#pragma unroll
-    for (int i = 0; i < kRangeBlock / kThreads; ++i) {
-      shared.first_tile[t * (kRangeBlock / kThreads) + i] = counts[i];
-    }
-    if (t == 0) shared.first_tile[kRangeBlock] = total;
+    Scan(shared.scan).ExclusiveSum(tiles, tiles, total);
+    shared.first_tile[t] = tiles;
+    if (t == 0) shared.tiles = total;
     __syncthreads();
-    if constexpr (kDepth != Depth::none) init_digest(shared.digest);
-    for (; turn < total; turn += ctas) {
-      int below = 0;
-      for (int above = kRangeBlock; above - below > 1;) {
-        const int middle = (below + above) / 2;
-        (shared.first_tile[middle] <= turn ? below : above) = middle;
-      }
-      const std::int64_t q = q0 + below;
-      const Range range = shared.ranges[below];
-      const Walk walk(p, b, ranges != nullptr ? q / kRangesARequest : q);
-      constexpr int kShare = kGroups<kDepth> * kWarp;  // cells of a warp
-      const std::int64_t tile = range.begin + (turn - shared.first_tile[below]) * shape.rows;
-      const std::int64_t begin = tile + t / kWarp * kShare;
-      std::int64_t end = begin + kShare;
-      if (end > tile + shape.rows) end = tile + shape.rows;
-      if (end > range.end) end = range.end;
-      Checked mine[kGroups<kDepth>];
-      if (begin < end) {
-        check_cells<kGroups<kDepth>>(p, ring, walk, moment, begin, end, verified, mine);
-      }
+    // Whoever reads the cursors last moves them, when it is done.
+    if (records != 0 && t == 0 && r0 + kThreads >= b.num_requests) {
+      order = atomicAdd(&p.words->plans_read, 1u) + 1;
+    }
+    for (; turn < shared.tiles; turn += turns) {
+      const int q = find_request(shared.first_tile, turn);
+      check_tile<kDepth>(p, ring, b, moment, r0 + q, tile_of(shared, q, turn, shape), shape,
+                         shared);
       if constexpr (kDepth != Depth::none) {
-        if (mine[0].slot >= 0) ++digested;
-        compare_bytes<kDepth>(p, ring, shape, shared.digest, mine[0], moment, walk.owner, walk.row);
+        compare_bytes<kDepth>(p, ring, shape, shared.bytes, moment, shared.owners[q],
+                              shared.rows[q], shared.counts);
       }
     }
-    turn -= total;
+    turn -= shared.tiles;
     __syncthreads();
   }
-  add(ring.header->counts.records_verified, verified);
-  add(ring.header->counts.bytes_digested, digested * static_cast<std::uint64_t>(p.slot_bytes));
-}
-
-template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
-    verify_slots_kernel(const __grid_constant__ PoolParams p,
-                        const __grid_constant__ RingParams ring, SlotList list,
-                        const std::int64_t* count, Moment moment, TileShape shape) {
-  __shared__ DigestScratch scratch;
-  std::int64_t n = list.count;
-  if (count != nullptr && *count < n) n = *count;
-  if constexpr (kDepth != Depth::none) init_digest(scratch);
+  add_counts(p, ring, shared.counts);
+  if (records == 0) return;
+  if (t == 0) shared.is_last = order == ctas;
   __syncthreads();
-  std::uint64_t verified = 0;
-  std::uint64_t empty = 0;
-  std::uint64_t digested = 0;
-  for (std::int64_t tile = blockIdx.x; tile * shape.rows < n; tile += gridDim.x) {
-    const std::int64_t i = tile * shape.rows + threadIdx.x;
-    Checked mine;
-    if (static_cast<int>(threadIdx.x) < shape.rows && i < n) {
-      mine = check_slot(p, ring, moment, list.slots[i], verified, empty);
-    }
-    if constexpr (kDepth != Depth::none) {
-      if (mine.slot >= 0) ++digested;
-      compare_bytes<kDepth>(p, ring, shape, scratch, mine, moment, 0, -1);
-      __syncthreads();
-    }
-  }
-  add(ring.header->counts.records_verified, verified);
-  add(ring.header->counts.skipped_empty, empty);
-  add(ring.header->counts.bytes_digested, digested * static_cast<std::uint64_t>(p.slot_bytes));
-}
-
-template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
-    null_digest_kernel(const __grid_constant__ PoolParams p) {
-  __shared__ DigestScratch scratch;
-  const TileShape shape{kWarpRows, kMaxTile / kWarpRows};
-  if (threadIdx.x < kWarpRows) scratch.slots[threadIdx.x] = threadIdx.x == 0 ? 0 : -1;
-  init_digest(scratch);
-  __syncthreads();
-  digest_tile<kDepth>(p, shape, scratch);
-  __syncthreads();
-  if (threadIdx.x == 0) *p.null_digest = digest_of(p, shape, scratch, 0);
-}
-
-/// Calls `f` with the depth as a constant. Without sources there are no bytes, at any depth.
-template <class F>
-void with_depth(const PoolParams& p, const F& f) {
-  if (p.num_sources == 0 || p.depth == Depth::none) {
-    f(std::integral_constant<Depth, Depth::none>());
-  } else if (p.depth == Depth::partial) {
-    f(std::integral_constant<Depth, Depth::partial>());
+  if (!shared.is_last) return;
+  if (b.num_requests <= kThreads) {
+    if (t < b.num_requests && shared.next[t].cell >= 0) p.cursors[shared.rows[t]] = shared.next[t];
   } else {
-    f(std::integral_constant<Depth, Depth::all>());
+    for (std::int64_t r = t; r < b.num_requests; r += kThreads) {
+      const Plan plan = plan_of(p, b, r, records, shared.total);
+      if (plan.rolls) p.cursors[b.rows[r]] = plan.next;
+    }
   }
+  if (t == 0) p.words->plans_read = 0;
 }
 
 }  // namespace
 
 void launch_verify(const PoolParams& p, const RingParams& ring, const BatchParams& b, Moment moment,
-                   const Range* ranges, std::int64_t most_cells, Device device, Stream stream) {
+                   std::int64_t records, std::int64_t most_cells, Device device, Stream stream) {
   const gpu::OnDevice current(device);
   with_depth(p, [&](auto depth) {
-    TileShape shape = tile_shape(p, most_cells, device);
-    shape.rows *= kGroups<depth()>;
+    const TileShape shape = tile_shape(p, most_cells, device);
+    const TileShape null_shape{1, parts_of(p, 1), true};
     // A range ends a tile, so there may be one more for each.
-    const std::int64_t cells =
-        std::min(most_cells, std::int64_t{1} << 40) + b.num_requests * shape.rows;
+    const std::int64_t cells = std::min(most_cells, std::int64_t{1} << 40) +
+                               b.num_requests * (records == 0 ? 1 : kRanges) * shape.rows;
     gpu::launch("canary verify", verify_kernel<depth()>,
-                {grid_for(device, cells, shape.rows, kCtas) + 1, kThreads}, stream, p, ring, b,
-                moment, ranges, shape);
-  });
-}
-
-void launch_verify_slots(const PoolParams& p, const RingParams& ring, SlotList list,
-                         const std::int64_t* count, Moment moment, Device device, Stream stream) {
-  const gpu::OnDevice current(device);
-  const TileShape shape = tile_shape(p, list.count, device);
-  with_depth(p, [&](auto depth) {
-    gpu::launch("canary verify_slots", verify_slots_kernel<depth()>,
-                {grid_for(device, list.count, shape.rows, kCtas), kThreads}, stream, p, ring, list,
-                count, moment, shape);
-  });
-}
-
-void launch_null_digest(const PoolParams& p, Device device, Stream stream) {
-  const gpu::OnDevice current(device);
-  with_depth(p, [&](auto depth) {
-    if constexpr (depth() != Depth::none) {
-      gpu::launch("canary null slot", null_digest_kernel<depth()>, {1, kThreads}, stream, p);
-    }
+                {grid_for(device, cells, shape.rows * (shape.whole ? 1 : kWarps),
+                          kCtas<depth()>) + 1,
+                 kThreads, 1, sizeof(Shared<depth()>)},
+                stream, p, ring, b, moment, records, shape, null_shape);
   });
 }
 
