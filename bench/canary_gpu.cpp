@@ -3,10 +3,10 @@
 //
 //   canary_gpu [--json DIR] [--commit C] [--cases TEXT] [--rounds N]
 //
-// A pool of 1 048 576 slots and a page for the null slot, in pages of 64, handed out in random order, 1024 random bytes a token,
-// unless a case says otherwise. A time is the median of event-timed launches; two launches run
-// before each, so that what fits lies in L2 and the host is ahead. "cold": 512 MB are overwritten
-// before each.
+// A pool of 1 048 576 slots and a page for the null slot, in pages of 64, handed out in random
+// order, 1024 random bytes a token, unless a case says otherwise. A time is the median of
+// event-timed launches; two launches run before each, so that what fits lies in L2 and the host is
+// ahead. "cold": 512 MB are overwritten before each.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -184,9 +184,10 @@ void sglang_rows(Bench& bench, const Array& kv) {
   const std::vector<std::int64_t> slots = handed_out();
   std::vector<std::int32_t> cells(static_cast<std::size_t>((kRequests + 1) * kContext));
   std::copy(slots.begin(), slots.end(), cells.begin() + kContext);
-  const Array table(DType::i32, cells), records(DType::u8, {kPoolSlots, 32}), ring(DType::i64, {64, 8}),
-      write_index(DType::i32, {1}), slot_runs(DType::i64, {1}), kernel_runs(DType::i64, {1}),
-      skipped(DType::i64, {1}), assert_on(DType::i32, std::vector<std::int32_t>{1});
+  const Array table(DType::i32, cells), records(DType::u8, {kPoolSlots, 32}),
+      ring(DType::i64, {64, 8}), write_index(DType::i32, {1}), slot_runs(DType::i64, {1}),
+      kernel_runs(DType::i64, {1}), skipped(DType::i64, {1}),
+      assert_on(DType::i32, std::vector<std::int32_t>{1});
   const auto context = [&](RealKvHashMode mode) {
     VerifyOrWriteContext c{.canary_buf = records.view(),
                            .kernel_kind = LaunchTag::tail_k_full,
@@ -322,8 +323,9 @@ struct SerinusCase {
   std::int64_t slots, requests, context;
 };
 
-/// What a decode step adds: head, tail, stamp and sweep of the default budget, ten times over in one
-/// graph, so that its launch is not counted. Everybody writes the last token of his context anew.
+/// What a decode step adds: head, tail, stamp and sweep of the default budget, ten times over in
+/// one graph, so that its launch is not counted. Everybody writes the last token of his context
+/// anew.
 void decode_step(Bench& bench, const canary::cuda::DevicePool& pool,
                  const canary::cuda::DeviceRing& ring, const canary::cuda::DeviceBatch& all,
                  std::int64_t bs, std::int64_t context, std::int64_t budget, const Array& locations,
@@ -370,7 +372,8 @@ void decode_step(Bench& bench, const canary::cuda::DevicePool& pool,
   }
   check(cudaStreamEndCapture(stream, &graph));
   check(cudaGraphInstantiate(&run, graph, 0));
-  bench.row(title, "serinus", mode, 0, [&] { check(cudaGraphLaunch(run, nullptr)); }, false, kSteps);
+  bench.row(
+      title, "serinus", mode, 0, [&] { check(cudaGraphLaunch(run, nullptr)); }, false, kSteps);
   check(cudaGraphExecDestroy(run));
   check(cudaGraphDestroy(graph));
   check(cudaStreamDestroy(stream));
@@ -475,7 +478,8 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
               });
     for (const std::int64_t bs : {1, 64}) {
       if (bs > c.requests) continue;
-      decode_step(bench, p.pool, ring, b, bs, c.context, budget, locations, workspace, name, m.name);
+      decode_step(bench, p.pool, ring, b, bs, c.context, budget, locations, workspace, name,
+                  m.name);
     }
     check(cudaDeviceSynchronize());
     std::vector<std::byte> copy(ring_bytes(256));

@@ -245,6 +245,34 @@ TEST_F(CanarySglangGpu, WriteOfManyTokensEqualsTheCpu) {
   }
 }
 
+// One request's rows, of wrong inputs and of jumps, lie in the ring as one thread would have put
+// them there.
+TEST_F(CanarySglangGpu, RowsOfARequestComeInTheOrderOfItsEntries) {
+  std::int64_t rows = 0;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    Rng rng(seed);
+    WriteCase c = random_write(rng, false, 1500);
+    std::ranges::fill(c.plan.offsets, 1500);
+    c.plan.offsets[0] = 0;
+    c.plan.seeds[0] = 3;
+    c.plan.num_valid_reqs = 1;
+    c.tokens.compare = c.chain_position_assert = 1;
+    c.violations = 0;
+    make_definite(c);
+    World world(rng, c.num_slots);
+    world.endpoint.ring.resize(2000);
+    Endpoint want = world.endpoint, got = world.endpoint;
+    write(want.context(), c.plan.view(), c.tokens.input());
+    OnGpu gpu;
+    write(gpu(got.context()), gpu(c.plan.view()), gpu(c.tokens.input()));
+    gpu.fetch();
+    ASSERT_EQ(got.violations, want.violations);
+    ASSERT_EQ(got.ring, want.ring) << "seed " << seed;
+    rows += want.violations;
+  }
+  EXPECT_GT(rows, 100);
+}
+
 TEST_F(CanarySglangGpu, PlanEqualsTheCpu) {
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     Rng rng(seed);

@@ -80,6 +80,38 @@ struct Setup {
   Depth depth = Depth::all;
   VerifyPolicy verify = VerifyPolicy::all;
   Int main = 576, side = 12, offset = 0, page = 4;
+  bool captured = false;  ///< the moments of a step are captured once, and replayed
+};
+
+/// Captures what it is given the first time, and replays that every time.
+class Graph {
+ public:
+  Graph() = default;
+  ~Graph() {
+    if (exec_ == nullptr) return;
+    cudaGraphExecDestroy(exec_);
+    cudaGraphDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  template <class Launches>
+  void run(const Launches& launches) {
+    if (exec_ == nullptr) {
+      check_cuda(cudaStreamCreate(&stream_));
+      check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+      launches(Stream{stream_});
+      check_cuda(cudaStreamEndCapture(stream_, &graph_));
+      check_cuda(cudaGraphInstantiate(&exec_, graph_, 0));
+    }
+    check_cuda(cudaGraphLaunch(exec_, stream_));
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
 };
 
 /// A CPU monitor and a GPU pool side by side. Every event goes to both.
@@ -232,6 +264,29 @@ class Both {
     cpu->begin_step(b);
     cpu->end_step(b);
 
+    const DeviceBatch head = send();
+    DeviceBatch d = head;
+    d.due.reset();
+    if (!fresh.empty()) verify_slots(pool, ring, lists[10].send(fresh, DType::i64), Moment::head);
+    fresh.clear();
+    const auto moments = [&](Stream s) {
+      const TensorView w = bytes_of(workspace);
+      next_step(ring, s);
+      verify(pool, ring, head, {Moment::head, setup.verify, kRecords / 4}, w, s);
+      verify(pool, ring, d, {Moment::tail, setup.verify, kRecords / 4}, w, s);
+      stamp(pool, ring, d, w, s);
+      sweep(pool, ring, kRecords / 2, w, s);
+    };
+    if (setup.captured) {
+      graph.run(moments);
+    } else {
+      moments({});
+    }
+    check_cuda(cudaDeviceSynchronize());
+  }
+
+  /// The batch on the device.
+  DeviceBatch send() {
     DeviceBatch d;
     d.rows = lists[0].send(rows, DType::i64);
     d.prefix_lens = lists[1].send(prefix, DType::i64);
@@ -265,17 +320,8 @@ class Both {
     d.attached = TensorView(segment_list.send(segments, DType::u8).data, DType::u8,
                             {kRows, 1, Int{sizeof(AttachedCells)}}, kGpu);
     const TensorView flat_due = lists[9].send(due, DType::i64);
-    const TensorView w = bytes_of(workspace);
-    next_step(ring);
-    if (!fresh.empty()) verify_slots(pool, ring, lists[10].send(fresh, DType::i64), Moment::head);
-    fresh.clear();
-    DeviceBatch head = d;
-    head.due = TensorView(flat_due.data, DType::i64, {static_cast<Int>(owners.size()), 2}, kGpu);
-    verify(pool, ring, head, {Moment::head, setup.verify, kRecords / 4}, w);
-    verify(pool, ring, d, {Moment::tail, setup.verify, kRecords / 4}, w);
-    stamp(pool, ring, d, w);
-    sweep(pool, ring, kRecords / 2, w);
-    check_cuda(cudaDeviceSynchronize());
+    d.due = TensorView(flat_due.data, DType::i64, {static_cast<Int>(owners.size()), 2}, kGpu);
+    return d;
   }
 
   using Seen = std::map<std::tuple<Int, std::uint32_t, Int, Int>, std::uint32_t>;
@@ -343,6 +389,7 @@ class Both {
   Mirror<Owner> owner_list{64};
   Mirror<std::uint8_t> segment_list{512};
   std::uint32_t epoch = 0;
+  Graph graph;
   Ints fresh;
   std::map<Owner, Ints> attached;  ///< (begin, end, epoch)
   std::set<Owner> due_owners;
@@ -538,6 +585,107 @@ TEST_F(CanaryGpu, FaultsAreTheCpusFaults) {
         7, true);
     if (HasFailure()) return;
   }
+}
+
+// The moments are captured once and replayed a thousand times, over requests that grow, end and
+// begin again, with a fault now and then.
+TEST_F(CanaryGpu, AStepCapturedOnceIsReplayedOverAChangingBatch) {
+  for (const VerifyPolicy policy : {VerifyPolicy::rolling, VerifyPolicy::all}) {
+    Both both({.depth = Depth::partial, .verify = policy, .captured = true}, 7);
+    Rng& rng = both.rng;
+    constexpr Int kRequests = 6, kTokens = 24;
+    Ints unused;
+    for (Int s = 1; s < Both::kSlots; ++s) unused.push_back(s);
+    std::ranges::shuffle(unused, rng);
+    Ints lengths(kRequests);
+    std::vector<Ints> slots(kRequests);
+    Owner next_owner = 1;
+    both.owners.assign(kRequests + 1, 0);
+    for (int step = 0; step < 1000; ++step) {
+      both.rows.assign(kRequests + 1, 0), both.prefix = both.extend = both.valid = both.rows;
+      both.ids.assign(kTokens, 0), both.positions = both.ids, both.locations.assign(kTokens, -1);
+      std::size_t n = 0;
+      for (std::size_t r = 0; r < kRequests; ++r) {
+        const Int extend = pick(rng, 0, 4);
+        if (both.owners[r] == 0 || lengths[r] + extend > Both::kWidth) {
+          if (!slots[r].empty()) both.free(slots[r], both.owners[r]);
+          unused.insert(unused.begin(), slots[r].begin(), slots[r].end());
+          slots[r].clear();
+          both.owners[r] = next_owner++;
+          lengths[r] = 0;
+        }
+        both.rows[r] = static_cast<Int>(r) + 1;
+        both.prefix[r] = lengths[r];
+        both.extend[r] = extend;
+        const Ints fresh(unused.end() - extend, unused.end());
+        unused.resize(unused.size() - fresh.size());
+        if (extend > 0) both.alloc(fresh, both.owners[r]);
+        for (const Int slot : fresh) {
+          const auto cell = static_cast<std::size_t>(both.rows[r] * Both::kWidth + lengths[r]);
+          both.ids[n] = pick(rng, 0, 150000);
+          both.table[cell] = static_cast<std::int32_t>(slot);
+          both.expected[cell] = static_cast<std::int32_t>(both.ids[n]);
+          both.positions[n] = lengths[r]++;
+          both.locations[n++] = slot;
+          both.fill_bytes(slot);
+          slots[r].push_back(slot);
+        }
+        both.valid[r] = lengths[r];
+      }
+      both.extend[kRequests] = kTokens - static_cast<Int>(n);  // padding
+      const Ints& victims = slots[static_cast<std::size_t>(step) % kRequests];
+      if (step % 50 == 49 && victims.size() > 9) {
+        const Int slot = victims[victims.size() / 2];
+        if (step % 100 == 99) {
+          both.flip_byte(slot);
+        } else {
+          both.change_record(slot, [](Record& x) { x.chain ^= 1ull << 20; });
+        }
+      }
+      both.step();
+    }
+    EXPECT_GT(both.content().counts.violations, 10u);
+    both.expect_equal("replayed");
+  }
+}
+
+// Whatever a check reads while other streams write records and stamp, it ends, and stays within the
+// buffers.
+TEST_F(CanaryGpu, WritersThatDoNotWaitAreHarmless) {
+  Both both({}, 8);
+  constexpr Int kLength = 100;
+  Ints slots(kLength);
+  for (Int i = 0; i < kLength; ++i) slots[static_cast<std::size_t>(i)] = 1 + 7 * i;
+  both.alloc(slots, 1);
+  both.rows = {1}, both.owners = {1}, both.prefix = {0}, both.extend = {kLength};
+  both.valid = {kLength}, both.locations = slots;
+  for (Int i = 0; i < kLength; ++i) {
+    both.table[static_cast<std::size_t>(Both::kWidth + i)] =
+        static_cast<std::int32_t>(slots[static_cast<std::size_t>(i)]);
+    both.expected[static_cast<std::size_t>(Both::kWidth + i)] = static_cast<std::int32_t>(i);
+    both.ids.push_back(i);
+    both.positions.push_back(i);
+    both.fill_bytes(slots[static_cast<std::size_t>(i)]);
+  }
+  both.step();
+  both.prefix = {kLength};
+  DeviceBatch d = both.send();
+  cudaStream_t streams[3] = {};
+  for (cudaStream_t& s : streams) check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  const TensorView w = bytes_of(both.workspace);
+  for (int i = 0; i < 200; ++i) {
+    verify(both.pool, both.ring, d, {Moment::head, VerifyPolicy::all, 100}, w, {streams[0]});
+    sweep(both.pool, both.ring, 100, w, {streams[1]});
+    stamp(both.pool, both.ring, d, w, {streams[2]});
+    if (i % 10 == 0) {
+      check_cuda(cudaMemsetAsync(both.records.data(), i, Both::kSlots * 32, streams[2]));
+    }
+  }
+  for (cudaStream_t s : streams) {
+    check_cuda(cudaStreamSynchronize(s));
+    check_cuda(cudaStreamDestroy(s));
+  }
+  EXPECT_GT(both.content().counts.sightings, 0u);
 }
 
 // A damaged chain, and a stranger's record, beside the borders of what a warp or a CTA looks at.

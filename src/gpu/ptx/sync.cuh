@@ -30,6 +30,11 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine
   return any != 0;
 }
 
+/// The same, by threads that need not come as one warp.
+__device__ __forceinline__ void barrier_of_threads(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Gives registers back to the CTA's pool, or takes them; by all four warps of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void registers_down_to() {

@@ -47,9 +47,9 @@ __device__ __forceinline__ void note_bytes(ByteScratch& scratch, int row, std::i
 /// Hashes what was noted, and compares. All threads of the tile call it.
 template <Depth kDepth>
 __device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingParams& ring,
-                                       const TileShape& shape, ByteScratch& scratch, Moment moment,
-                                       const Owner& request, const std::int64_t& row,
-                                              TileCounts& counts) {
+                                              const TileShape& shape, ByteScratch& scratch,
+                                              Moment moment, const Owner& request,
+                                              const std::int64_t& row, TileCounts& counts) {
   const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   __syncwarp();
@@ -98,7 +98,8 @@ __device__ void check_null(const PoolParams& p, const RingParams& ring, Moment m
   const Record r = load_record(p, 0);
   if (is_blank(r) && (kDepth == Depth::none || digest == p.words->null_digest)) return;
   const LedgerEntry e = p.ledger[0];
-  if (const Sighting to = sight(ring, p, 0, e.generation, Reason::null_slot_dirty, moment, digest)) {
+  if (const Sighting to =
+          sight(ring, p, 0, e.generation, Reason::null_slot_dirty, moment, digest)) {
     describe_slot(r, e, *to);
     to->stored_digest = p.words->null_digest;
   }
@@ -112,8 +113,8 @@ __device__ __forceinline__ void add_counts(const PoolParams& p, const RingParams
   RingCounts& c = ring.header->counts;
   add(c.records_verified, static_cast<std::uint64_t>(counts.verified));
   add(c.skipped_empty, static_cast<std::uint64_t>(counts.empty));
-  add(c.bytes_digested, static_cast<std::uint64_t>(counts.compared) *
-                            static_cast<std::uint64_t>(p.slot_bytes));
+  add(c.bytes_digested,
+      static_cast<std::uint64_t>(counts.compared) * static_cast<std::uint64_t>(p.slot_bytes));
 }
 
 }  // namespace serinus::canary::cuda

@@ -1,8 +1,8 @@
 // Digests of slots, an octet of lanes a slot side by side: 128 bytes a copy to shared memory, eight
-// of them or more under way, over the borders of pieces and of slots, so that short pieces wait as little as
-// long ones.
-// Where there are few slots, the pieces of one are shared out to several octets. Of a partial
-// digest, which takes 32 bytes of a piece, a lane does what an octet does here.
+// of them or more under way, over the borders of pieces and of slots, so that short pieces wait as
+// little as long ones. Where there are few slots, the pieces of one are shared out to several
+// octets. Of a partial digest, which takes 32 bytes of a piece, a lane does what an octet does
+// here.
 #pragma once
 
 #include <cstdint>
@@ -68,10 +68,12 @@ __device__ __forceinline__ void copy_vector(std::uint32_t to, const std::uint8_t
     gpu::ptx::cp_async_zfill<16>(to, at, min(n, 16));
   } else if (alignment == 8) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 8) gpu::ptx::cp_async_zfill<8>(to + i, at + i, min(max(n - i, 0), 8));
+    for (int i = 0; i < 16; i += 8)
+      gpu::ptx::cp_async_zfill<8>(to + i, at + i, min(max(n - i, 0), 8));
   } else if (alignment == 4) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 4) gpu::ptx::cp_async_zfill<4>(to + i, at + i, min(max(n - i, 0), 4));
+    for (int i = 0; i < 16; i += 4)
+      gpu::ptx::cp_async_zfill<4>(to + i, at + i, min(max(n - i, 0), 4));
   } else {
 #pragma unroll 4
     for (int i = 0; i < 16; ++i) gpu::ptx::store_shared_u8(to + i, i < n ? __ldcg(at + i) : 0);
@@ -260,8 +262,7 @@ __device__ inline void digest_partial(const PoolParams& p, const TileShape& shap
       const std::uint32_t from = ring + 2 * i * kStage;
       if (have.row < shape.rows) {
         const int bytes = __ldg(&p.pieces[have.piece].bytes);
-        std::uint64_t nh =
-            nh_vector(gpu::ptx::load_shared_u32x4(from), scratch.nh_keys[0], bytes);
+        std::uint64_t nh = nh_vector(gpu::ptx::load_shared_u32x4(from), scratch.nh_keys[0], bytes);
         if (bytes > kVector) {
           nh += nh_vector(gpu::ptx::load_shared_u32x4(from + kStage), scratch.nh_keys[1],
                           min(bytes, 2 * kVector) - kVector);
@@ -289,7 +290,8 @@ __device__ __forceinline__ void digest_tile(const PoolParams& p, const TileShape
   const std::int32_t* const slots = scratch.slots[warp];
   std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kWarp);
   if constexpr (kDepth == Depth::partial) {
-    const Share share = shape.whole ? share_of(shape, kThreads, t) : share_of(shape, kWarp, t % kWarp);
+    const Share share =
+        shape.whole ? share_of(shape, kThreads, t) : share_of(shape, kWarp, t % kWarp);
     digest_partial(p, shape, share, scratch, slots, sums);
   } else if constexpr (kDepth == Depth::all) {
     const Share share = shape.whole ? share_of(shape, kThreads / kOctet, t / kOctet)

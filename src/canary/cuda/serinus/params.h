@@ -11,8 +11,8 @@
 
 namespace serinus::canary::cuda {
 
-/// A block of a source with its keys worked out (of Depth::partial: a source); a row of the table in
-/// the pool's state.
+/// A block of a source with its keys worked out (of Depth::partial: a source); a row of the table
+/// in the pool's state.
 struct alignas(16) Piece {
   const std::uint8_t* base = nullptr;  ///< of token 0 of page 0
   std::int64_t page_stride = 0, token_stride = 0;
@@ -44,11 +44,11 @@ inline constexpr std::int64_t kChunk = 1024;  ///< slots whose live ones are cou
 struct PoolParams {
   Record* records = nullptr;
   LedgerEntry* ledger = nullptr;
-  std::uint32_t* seals = nullptr;      ///< of the record last stamped; 0 = EMPTY or free
-  std::uint8_t* marks = nullptr;       ///< likewise: what walks along a table compare
-  std::uint32_t* live = nullptr;       ///< a bit a slot
+  std::uint32_t* seals = nullptr;        ///< of the record last stamped; 0 = EMPTY or free
+  std::uint8_t* marks = nullptr;         ///< likewise: what walks along a table compare
+  std::uint32_t* live = nullptr;         ///< a bit a slot
   std::uint32_t* live_counts = nullptr;  ///< of every kChunk slots
-  std::uint32_t* contested = nullptr;  ///< a bit a slot: handed out while somebody held it
+  std::uint32_t* contested = nullptr;    ///< a bit a slot: handed out while somebody held it
   RowCursor* cursors = nullptr;
   PoolWords* words = nullptr;
   const Piece* pieces = nullptr;

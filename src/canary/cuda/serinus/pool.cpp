@@ -487,8 +487,8 @@ void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& ba
   launch_stamp(p, params(ring, device), b, place_workspace(layout, b.num_tokens), device, stream);
 }
 
-void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
-           const TensorView&, Stream stream) {
+void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, const TensorView&,
+           Stream stream) {
   const PoolParams p = params(pool, "canary sweep");
   const Device device = device_of(pool);
   launch_sweep(p, params(ring, device), std::clamp<std::int64_t>(slots, 1, pool.num_slots), device,

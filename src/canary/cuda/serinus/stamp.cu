@@ -2,8 +2,8 @@
 // compose, so that tokens need not wait for each other. Two kernels: the first reads everything
 // that was there before (tables, predecessors' records), composes each tile of 1024 tokens to one
 // map, and leaves with every token the map from the tile's beginning; the second finds the chain
-// before its tile, from the maps back to the last that begins one, hashes bytes and stores. The first
-// token of a request always begins a chain, so requests need no bounds.
+// before its tile, from the maps back to the last that begins one, hashes bytes and stores. The
+// first token of a request always begins a chain, so requests need no bounds.
 #include <algorithm>
 #include <cstdint>
 #include <cub/block/block_scan.cuh>
@@ -108,8 +108,8 @@ __device__ NewToken token_at(const PoolParams& p, const RingParams& ring, const 
   }
   t.request = static_cast<std::int32_t>(r);
   t.cell = (prefix < 0 ? 0 : prefix > kMostCells ? kMostCells : prefix) + (j - begin);
-  const std::uint64_t term = hash::token_term(static_cast<std::uint32_t>(told.id),
-                                              static_cast<std::uint32_t>(position));
+  const std::uint64_t term =
+      hash::token_term(static_cast<std::uint32_t>(told.id), static_cast<std::uint32_t>(position));
   // The token stamped before this one, if it comes right before.
   std::int64_t position_before = -2;
   std::int64_t slot_before = -1;
@@ -428,11 +428,11 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
   const StampedToken* const tokens = w.tokens;
   const ChainMap* const maps = w.maps;
   with_depth(p, [&](auto depth) {
-    gpu::launch("canary stamp", stamp_kernel<depth()>,
-                {grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps),
-                          kCtas<depth()>),
-                 kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch)},
-                stream, p, ring, b, tokens, maps, shape);
+    gpu::launch(
+        "canary stamp", stamp_kernel<depth()>,
+        {grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>),
+         kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch)},
+        stream, p, ring, b, tokens, maps, shape);
   });
 }
 

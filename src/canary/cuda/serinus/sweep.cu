@@ -14,7 +14,7 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-constexpr int kCtas = 3;  // on every multiprocessor
+constexpr int kCtas = 3;       // on every multiprocessor
 constexpr int kListed = 1024;  // slots that a CTA finds at once
 constexpr int kCounts = 4;     // chunks of a thread
 using Scan = cub::BlockScan<int, kThreads>;
@@ -139,7 +139,8 @@ __device__ int find_live(const PoolParams& p, std::int64_t cursor, std::int64_t 
       std::int64_t rank = f.ranks[i] + up_to - __popc(bits);
       for (; bits != 0; bits &= bits - 1, ++rank) {
         if (rank < first || rank >= last) continue;
-        list[rank - first] = (chunk * (kChunk / 32) + lane) * 32 + __ffs(static_cast<int>(bits)) - 1;
+        list[rank - first] =
+            (chunk * (kChunk / 32) + lane) * 32 + __ffs(static_cast<int>(bits)) - 1;
         atomicAdd(&f.listed, 1);
       }
     }
@@ -269,8 +270,9 @@ void launch_sweep(const PoolParams& p, const RingParams& ring, std::int64_t most
     const std::int64_t tile = shape.rows * (shape.whole ? 1 : kWarps);
     const std::int64_t ctas = grid_for(device, most, tile, kCtas);
     const std::int64_t tiles = (most + tile - 1) / tile;
-    gpu::launch("canary sweep", sweep_kernel<depth()>, {static_cast<unsigned>(ctas) + 1, kThreads, 1, sizeof(Shared<depth()>)},
-                stream, p, ring, most, (tiles + ctas - 1) / ctas * tile, shape);
+    gpu::launch("canary sweep", sweep_kernel<depth()>,
+                {static_cast<unsigned>(ctas) + 1, kThreads, 1, sizeof(Shared<depth()>)}, stream, p,
+                ring, most, (tiles + ctas - 1) / ctas * tile, shape);
   });
 }
 

@@ -1,7 +1,8 @@
 // Verify along the batch's table: plan and check in one kernel. Every CTA plans for itself; tiles
-// of neighbouring cells are numbered through all requests and dealt out. A warp asks for all records
-// of a tile at once and looks whether they are plainly sound, a cell a lane; a group of 32 cells in
-// which one is not is judged as on the CPU, by the same functions. Then the tile's bytes are hashed.
+// of neighbouring cells are numbered through all requests and dealt out. A warp asks for all
+// records of a tile at once and looks whether they are plainly sound, a cell a lane; a group of 32
+// cells in which one is not is judged as on the CPU, by the same functions. Then the tile's bytes
+// are hashed.
 #include <algorithm>
 #include <cstdint>
 #include <cub/block/block_reduce.cuh>
@@ -50,9 +51,9 @@ __device__ Range prefix_range(const PoolParams& p, const BatchParams& b, std::in
   return {first_cell(p, end), end};
 }
 
-/// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells its
-/// share by length, at least one, from where it stopped the last time, in up to two pieces. `total`
-/// cells have all requests together.
+/// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells
+/// its share by length, at least one, from where it stopped the last time, in up to two pieces.
+/// `total` cells have all requests together.
 __device__ Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
                         std::int64_t records, std::uint64_t total) {
   Plan plan;
@@ -254,8 +255,9 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
 /// how many hold what the reader was given. All lanes call it; only a warp that `tells` reports.
 template <Depth kDepth>
 __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams& ring,
-                                        const Walk& walk, Moment moment, std::int64_t begin,
-                                        std::int64_t end, bool tells, ScratchOf<kDepth>& scratch) {
+                                           const Walk& walk, Moment moment, std::int64_t begin,
+                                           std::int64_t end, bool tells,
+                                           ScratchOf<kDepth>& scratch) {
   const int lane = lane_id();
   const std::int64_t cell = begin + lane;
   const bool inside = cell < end;
@@ -282,9 +284,9 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
     clean =
         content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
   }
-  ChainBefore before{false, shuffle_up(r.chain),
-                     static_cast<std::int64_t>(
-                         shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)))};
+  ChainBefore before{
+      false, shuffle_up(r.chain),
+      static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)))};
   if (lane == 0) before = walk.before(begin);
   const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
   bool broken =
@@ -318,7 +320,8 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
         v.expected_chain = c.expected_chain;
       }
       if (any(v.reasons)) {
-        const Sighting to = sight(ring, p, at.slot,
+        const Sighting to =
+            sight(ring, p, at.slot,
                   at.slot == 0 ? life_of_cell(walk.row, cell) : std::uint64_t{e.generation},
                   v.reasons, moment);
         if (to) {
@@ -388,9 +391,9 @@ __device__ __forceinline__ Range tile_of(const Shared<kDepth>& shared, int q, st
 /// Looks at a tile's records, and judges those groups that are not plainly sound. By a warp.
 template <Depth kDepth>
 __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams& ring,
-                                           const BatchParams& b, Moment moment, std::int64_t request,
-                                           const Range& tile, const TileShape& shape,
-                                           Shared<kDepth>& shared) {
+                                           const BatchParams& b, Moment moment,
+                                           std::int64_t request, const Range& tile,
+                                           const TileShape& shape, Shared<kDepth>& shared) {
   const auto q = static_cast<int>(request % kThreads);
   const Walk walk(p, b, request, shared.rows[q], shared.owners[q]);
   const int n = static_cast<int>(tile.end - tile.begin);
@@ -401,8 +404,9 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
     const int first = (__ffs(static_cast<int>(doubtful)) - 1) * kWarp;
     if (first >= n) break;
     const int cells = n - first < kWarp ? n - first : kWarp;
-    verified -= cells - judge_group<kDepth>(p, ring, walk, moment, tile.begin + first,
-                                            tile.begin + first + cells, speaks(shape), shared.bytes);
+    verified -=
+        cells - judge_group<kDepth>(p, ring, walk, moment, tile.begin + first,
+                                    tile.begin + first + cells, speaks(shape), shared.bytes);
   }
   if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
@@ -500,11 +504,11 @@ void launch_verify(const PoolParams& p, const RingParams& ring, const BatchParam
     // A range ends a tile, so there may be one more for each.
     const std::int64_t cells = std::min(most_cells, std::int64_t{1} << 40) +
                                b.num_requests * (records == 0 ? 1 : kRanges) * shape.rows;
-    gpu::launch("canary verify", verify_kernel<depth()>,
-                {grid_for(device, cells, shape.rows * (shape.whole ? 1 : kWarps),
-                          kCtas<depth()>) + 1,
-                 kThreads, 1, sizeof(Shared<depth()>)},
-                stream, p, ring, b, moment, records, shape, null_shape);
+    gpu::launch(
+        "canary verify", verify_kernel<depth()>,
+        {grid_for(device, cells, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>) + 1,
+         kThreads, 1, sizeof(Shared<depth()>)},
+        stream, p, ring, b, moment, records, shape, null_shape);
   });
 }
 

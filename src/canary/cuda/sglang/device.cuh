@@ -76,9 +76,12 @@ __device__ __forceinline__ void store_word(std::uint8_t* at, std::uint64_t a, in
   }
 }
 
-/// Fills the ring once; the counter goes on, and wraps. A negative one stores nothing.
-__device__ inline void append(const ContextParams& c, const ViolationRow& row) {
-  const int at = atomicAdd(c.violation_write_index, 1);
+/// Room for n rows in the ring: it is filled once; the counter goes on, and wraps.
+__device__ __forceinline__ int reserve(const ContextParams& c, int n) {
+  return atomicAdd(c.violation_write_index, n);
+}
+/// Stores a row where there is room. A negative index stores nothing.
+__device__ inline void put_row(const ContextParams& c, int at, const ViolationRow& row) {
   if (!within(at, c.ring_capacity)) return;
   auto* const to = reinterpret_cast<longlong2*>(c.ring + at);
   const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
@@ -95,6 +98,9 @@ __device__ inline void append(const ContextParams& c, const ViolationRow& row) {
       reinterpret_cast<long long*>(to)[i + 1] = fields[i + 1];
     }
   }
+}
+__device__ inline void append(const ContextParams& c, const ViolationRow& row) {
+  put_row(c, reserve(c, 1), row);
 }
 
 }  // namespace serinus::canary::sglang::cuda

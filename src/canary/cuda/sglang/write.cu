@@ -75,12 +75,30 @@ __device__ __forceinline__ int walked(int helper) {
   return 2 + 2 * helper;
 }
 
-/// The helper is always there first, so that waiting for each other costs the walk nothing. The
-/// barrier counts warps that come as one: lanes that went different ways are brought together.
+/// The helper is always there first, so that waiting for each other costs the walk nothing.
 __device__ __forceinline__ void meet(int barrier) {
-  __syncwarp();
-  gpu::ptx::named_barrier_sync(barrier, 2 * kWarp);
+  gpu::ptx::barrier_of_threads(barrier, 2 * kWarp);
 }
+
+/// Whose turn it is to report: the rows of a request come in the order of its entries, batch after
+/// batch. Batches are numbered through all rows of the CTA.
+class Turn {
+ public:
+  __device__ explicit Turn(unsigned* next) : next_(next) {}
+  __device__ void wait(unsigned batch) const {
+    if (lane_id() == 0) {
+      while (atomicAdd(next_, 0) != batch) __nanosleep(100);
+    }
+    __syncwarp();
+  }
+  __device__ void pass() const {
+    __syncwarp();
+    if (lane_id() == 0) atomicAdd(next_, 1);
+  }
+
+ private:
+  unsigned* next_;
+};
 
 /// Walks the chain of a row, batch by batch.
 __device__ void walk_row(const WriteParams& p, const WriteRow& row, Batch* batches, int alignment) {
@@ -138,17 +156,19 @@ struct SlotZero {
   std::uint64_t hash;  ///< the chain before it
 };
 
-/// Does for every third batch of a row all that is not the chain: loads, checks, stores.
-__device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, Batch& batch,
-                         SlotZero& zero, int alignment, std::int64_t& entries,
-                         std::int64_t& out_of_range) {
+/// Does for every third batch of a row all that is not the chain: loads, checks, stores. `first` is
+/// the number of the row's first batch.
+__device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, unsigned first,
+                         Turn turn, Batch& batch, SlotZero& zero, int alignment,
+                         std::int64_t& entries, std::int64_t& out_of_range) {
   const ContextParams& c = p.context;
   const int lane = lane_id();
   const bool check_positions =
       row.seed_exists && row.seed >= 0 && *c.enable_chain_position_assert != 0;
   SlotZero last{-1, 0};  // that this lane has seen
+  unsigned number = first + static_cast<unsigned>(helper);
   for (std::int64_t base = row.begin + helper * Batch::kEntries; base < row.end;
-       base += kHelpers * Batch::kEntries) {
+       base += kHelpers * Batch::kEntries, number += kHelpers) {
     for (int part = 0; part < Batch::kParts; ++part) {
       const std::int64_t i = base + part * kWarp + lane;
       const std::int64_t slot = i < row.end ? p.slots[i] : -1;
@@ -170,11 +190,14 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
     meet(walked(helper));
     std::int64_t before =
         check_positions ? position_before(p, row, base, alignment) : 0;  // of the part's first
+    turn.wait(number);
     for (int part = 0; part < Batch::kParts; ++part) {
       const std::int64_t i = base + part * kWarp + lane;
       const unsigned mask = batch.stamped[part];
+      const unsigned below = (1u << lane) - 1;
       const bool stamped = (mask >> lane & 1) != 0;
       const std::uint64_t hash = hash_in(batch.z[part * kWarp + lane]);
+      std::int64_t wrong = 0;
       if (stamped) {
         const std::int64_t slot = p.slots[i];
         if (slot == 0) last = {i, hash};
@@ -184,25 +207,37 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
         } else {
           store_words(to + 16, hash, 0, alignment);
         }
-        if (p.expected_tokens != nullptr) {
-          const std::int64_t bits = wrong_input(p, i);
-          if (bits != 0)
-            append(c, write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i],
-                                      bits));
-        }
+        if (p.expected_tokens != nullptr) wrong = wrong_input(p, i);
       }
-      if (!check_positions || mask == 0) continue;
-      const std::int64_t position = stamped ? p.positions[i] : 0;
-      const unsigned below = mask & ((1u << lane) - 1);
-      const std::int64_t lane_before =
-          i64(shuffle(u64(position), below != 0 ? 31 - __clz(static_cast<int>(below)) : 0));
-      const std::int64_t next = i64(u64(below != 0 ? lane_before : before) + 1);
-      before = i64(shuffle(u64(position), 31 - __clz(static_cast<int>(mask))));
-      if (stamped && position != next) {
-        append(c, write_violation(p, i, hash, p.tokens[i], next,
-                                  static_cast<std::int64_t>(FailReason::write_position)));
+      std::int64_t next = 0;
+      bool jumps = false;
+      if (check_positions && mask != 0) {
+        const std::int64_t position = stamped ? p.positions[i] : 0;
+        const unsigned earlier = mask & below;
+        const std::int64_t lane_before =
+            i64(shuffle(u64(position), earlier != 0 ? 31 - __clz(static_cast<int>(earlier)) : 0));
+        next = i64(u64(earlier != 0 ? lane_before : before) + 1);
+        before = i64(shuffle(u64(position), 31 - __clz(static_cast<int>(mask))));
+        jumps = stamped && position != next;
+      }
+      // An entry's wrong input comes before its jump, and all of it before the next entry's.
+      const unsigned inputs = __ballot_sync(kAllLanes, wrong != 0);
+      const unsigned positions = __ballot_sync(kAllLanes, jumps);
+      if ((inputs | positions) == 0) continue;
+      int at = 0;
+      if (lane == 0) at = reserve(c, __popc(inputs) + __popc(positions));
+      at = __shfl_sync(kAllLanes, at, 0) + __popc(inputs & below) + __popc(positions & below);
+      if (wrong != 0) {
+        put_row(c, at++,
+                write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i], wrong));
+      }
+      if (jumps) {
+        put_row(c, at,
+                write_violation(p, i, hash, p.tokens[i], next,
+                                static_cast<std::int64_t>(FailReason::write_position)));
       }
     }
+    turn.pass();
   }
   std::int64_t latest = last.entry;
 #pragma unroll
@@ -224,15 +259,16 @@ __device__ void settle_slot_zero(const WriteParams& p, SlotZero* zeros, int alig
   store_word(p.context.records + 16, last.hash, alignment);
 }
 
-/// A CTA's rows: one warp walks, the others help.
+/// A CTA's rows: one warp walks, the others help. `turns` is shared, 0 at the start.
 __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t cta,
-                           std::int64_t ctas, Batch* batches, int alignment) {
+                           std::int64_t ctas, Batch* batches, unsigned* turns, int alignment) {
   __shared__ SlotZero zeros[kHelpers];
   if (threadIdx.x < kHelpers) zeros[threadIdx.x].entry = -1;
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   std::int64_t entries = 0;
   std::int64_t out_of_range = 0;
+  unsigned first = 0;  // of a row's batches
   for (std::int64_t r = cta; r < rows; r += ctas) {
     const WriteRow row = write_row(p, r);
     if (threadIdx.x == 0 && row.was_cut) ++out_of_range;
@@ -240,9 +276,10 @@ __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t
     if (warp == 0) {
       walk_row(p, row, batches, alignment);
     } else {
-      help_row(p, row, warp - 1, batches[warp - 1], zeros[warp - 1], alignment, entries,
-               out_of_range);
+      help_row(p, row, warp - 1, first, Turn(turns), batches[warp - 1], zeros[warp - 1], alignment,
+               entries, out_of_range);
     }
+    first += static_cast<unsigned>((row.end - row.begin + Batch::kEntries - 1) / Batch::kEntries);
     __syncthreads();
     // A helper touches its place again once this warp has walked the next row.
     if (threadIdx.x == 0) settle_slot_zero(p, zeros, alignment);
@@ -298,7 +335,9 @@ __global__ void __launch_bounds__(kThreads, kCtasEach)
     return;
   }
   if (thread_index() == 0) add(p.context.kernel_run_counter, 1);
-  chain_rows(p, rows, blockIdx.x, chain_ctas, reinterpret_cast<Batch*>(shared), alignment);
+  __shared__ unsigned turns;
+  if (threadIdx.x == 0) turns = 0;
+  chain_rows(p, rows, blockIdx.x, chain_ctas, reinterpret_cast<Batch*>(shared), &turns, alignment);
 }
 
 }  // namespace
