@@ -28,8 +28,7 @@ __device__ __forceinline__ void cp_async(std::uint32_t dst, const void* src) {
 template <int kBytes>
 __device__ __forceinline__ void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(n)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(kBytes),

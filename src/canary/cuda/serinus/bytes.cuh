@@ -14,15 +14,17 @@ struct TileCounts {
   int verified = 0, empty = 0, compared = 0;
 };
 
+template <Depth kDepth>
 struct ByteScratch {
-  DigestScratch digest;
-  std::uint64_t stored[kWarps][kMaxRows];  ///< digests, as the records of `digest.slots` have them
+  DigestScratch<kDepth> digest;
+  std::uint64_t stored[kWarps]
+                      [kTileRows<kDepth>];  ///< digests, as the records of `digest.slots` have them
 };
 
 /// Nothing, where there are no bytes.
 struct NoScratch {};
 template <Depth kDepth>
-using ScratchOf = std::conditional_t<kDepth == Depth::none, NoScratch, ByteScratch>;
+using ScratchOf = std::conditional_t<kDepth == Depth::none, NoScratch, ByteScratch<kDepth>>;
 
 /// Where a warp shares a tile with its CTA, the first speaks for all.
 __device__ __forceinline__ bool speaks(const TileShape& shape) {
@@ -37,7 +39,8 @@ __device__ __forceinline__ void tile_barrier(const TileShape& shape) {
 }
 
 /// Notes what is to be compared in row `row` of the warp's tile; slot -1 = nothing.
-__device__ __forceinline__ void note_bytes(ByteScratch& scratch, int row, std::int32_t slot,
+template <Depth kDepth>
+__device__ __forceinline__ void note_bytes(ByteScratch<kDepth>& scratch, int row, std::int32_t slot,
                                            std::uint64_t stored) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   scratch.digest.slots[warp][row] = slot;
@@ -47,39 +50,38 @@ __device__ __forceinline__ void note_bytes(ByteScratch& scratch, int row, std::i
 /// Hashes what was noted, and compares. All threads of the tile call it.
 template <Depth kDepth>
 __device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingParams& ring,
-                                              const TileShape& shape, ByteScratch& scratch,
+                                              const TileShape& shape, ByteScratch<kDepth>& scratch,
                                               Moment moment, const Owner& request,
                                               const std::int64_t& row, TileCounts& counts) {
-  const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   __syncwarp();
   digest_tile<kDepth>(p, shape, scratch.digest);
   tile_barrier(shape);
-  if (speaks(shape) && lane < shape.rows) {
-    const std::int32_t slot = scratch.digest.slots[warp][lane];
-    if (slot >= 0) {
-      atomicAdd(&counts.compared, 1);
-      const std::uint64_t now = digest_of(p, shape, scratch.digest, lane);
-      // Another record by now: another stream began a new life of the slot meanwhile.
-      const std::uint64_t stored = scratch.stored[warp][lane];
-      if (now != stored && load_record(p, slot).kv_digest == stored) {
-        const LedgerEntry e = p.ledger[slot];
-        if (const Sighting to = sight(ring, p, slot, e.generation, Reason::kv_bytes, moment, now)) {
-          describe_slot(load_record(p, slot), e, *to);
-          to->request = request;
-          to->row = row;
-          to->expected_position = std::int64_t{e.written} - 1;
-        }
-      }
-    }
+  int compared = 0;
+  for (int i = lane_id(); i < shape.rows && speaks(shape); i += kWarp) {
+    const std::int32_t slot = scratch.digest.slots[warp][i];
+    if (slot < 0) continue;
+    ++compared;
+    const std::uint64_t now = digest_of(p, shape, scratch.digest, i);
+    const std::uint64_t stored = scratch.stored[warp][i];
+    // Another record by now: another stream began a new life of the slot meanwhile.
+    if (now == stored || load_record(p, slot).kv_digest != stored) continue;
+    const LedgerEntry e = p.ledger[slot];
+    const Sighting to = sight(ring, p, slot, e.generation, Reason::kv_bytes, moment, now);
+    if (!to) continue;
+    describe_slot(load_record(p, slot), e, *to);
+    to->request = request;
+    to->row = row;
+    to->expected_position = std::int64_t{e.written} - 1;
   }
+  if (compared != 0) atomicAdd(&counts.compared, compared);
   tile_barrier(shape);
 }
 
 /// Digest of the null slot, by a CTA; thread 0 has it.
 template <Depth kDepth>
 __device__ std::uint64_t digest_null(const PoolParams& p, const TileShape& shape,
-                                     DigestScratch& scratch) {
+                                     DigestScratch<kDepth>& scratch) {
   init_digest(scratch);
   if (lane_id() == 0) scratch.slots[threadIdx.x / kWarp][0] = 0;
   __syncthreads();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "canary/cuda/serinus/digest.cuh"
 #include "canary/cuda/serinus/ring.cuh"
 
 namespace serinus::canary::cuda {
@@ -38,6 +39,16 @@ __device__ __forceinline__ std::int64_t prefix_of(const BatchParams& b, std::int
 /// First of the prefix's cells that attention reads: the window leaves the last.
 __device__ __forceinline__ std::int64_t first_cell(const PoolParams& p, std::int64_t prefix) {
   return p.window > 0 && prefix >= p.window ? prefix - p.window + 1 : 0;
+}
+
+/// Of a block of kThreads runs, numbered through, the last that begins at `at` or before. By a
+/// warp.
+__device__ __forceinline__ int find_run(const long long* firsts, long long at) {
+  static_assert(kThreads == kWarp * 8);
+  const int lane = lane_id();
+  const int eight = __popc(__ballot_sync(kAllLanes, firsts[lane * 8] <= at)) - 1;
+  const bool before = lane < 8 && firsts[eight * 8 + lane % 8] <= at;
+  return eight * 8 + __popc(__ballot_sync(kAllLanes, before)) - 1;
 }
 
 /// One request's row, as one pool sees it.

@@ -1,8 +1,8 @@
-// Digests of slots, an octet of lanes a slot side by side: 128 bytes a copy to shared memory, eight
-// of them or more under way, over the borders of pieces and of slots, so that short pieces wait as
-// little as long ones. Where there are few slots, the pieces of one are shared out to several
-// octets. Of a partial digest, which takes 32 bytes of a piece, a lane does what an octet does
-// here.
+// Digests of slots, an octet of lanes a slot side by side: up to 512 bytes of a piece at once,
+// copied to shared memory, four such steps under way, over the borders of pieces and of slots, so
+// that short pieces wait as little as long ones. Where there are few slots, the pieces of one are
+// shared out to several octets. Of a partial digest, which takes 32 bytes of a piece, a lane does
+// what an octet does here.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,19 @@ inline constexpr int kOctet = 8;
 inline constexpr int kVector = 16;                       ///< bytes of a lane's copy
 inline constexpr int kOctetBytes = kOctet * kVector;     ///< of an octet's
 inline constexpr int kVectors = hash::kBlock / kVector;  ///< of a block
-inline constexpr int kAhead = 12;                        ///< vectors of a lane under way
-inline constexpr int kMaxRows = 32;                      ///< slots of a tile with bytes
-inline constexpr int kMaxParts = 32;                     ///< that share a slot
+inline constexpr int kWide = 4;                          ///< vectors of a lane in a step
+inline constexpr int kSteps = 4;                         ///< under way
+inline constexpr int kStepBytes = kWide * kOctetBytes;
+/// Slots of a warp's tile; of one that a CTA shares kWarp at most.
+template <Depth kDepth>
+inline constexpr int kTileRows = kDepth == Depth::all ? kWarp : 4 * kWarp;
+inline constexpr int kMaxParts = 32;  ///< octets, or lanes, that share a slot
 
 /// How tiles of slots are shared out: to warps, each on its own, or to whole CTAs.
 struct TileShape {
-  int rows = kMaxRows;  ///< slots of a tile, a power of two
-  int parts = 1;        ///< octets (lanes) that share a slot
-  bool whole = false;   ///< the warps of a CTA share a tile
+  int rows = kWarp;    ///< slots of a tile, a power of two
+  int parts = 1;       ///< octets (lanes) that share a slot
+  bool whole = false;  ///< the warps of a CTA share a tile
 
   /// Tiles of n cells, n >= 0.
   SERINUS_HOST_DEVICE std::int64_t tiles(std::int64_t n) const {
@@ -40,11 +44,14 @@ struct TileShape {
   }
 };
 
+template <Depth kDepth>
 struct DigestScratch {
-  uint4 under_way[kAhead][kThreads];  ///< a column a thread
+  uint4 under_way[kSteps * kWide][kThreads];  ///< a column a thread
   ulonglong2 nh_keys[kVectors];
-  std::uint64_t sums[kThreads];  ///< of a warp its 32, or of a CTA all: row by row, a part each
-  std::int32_t slots[kWarps][kMaxRows];  ///< of each warp's tile, to be digested; -1 = none
+  /// Row by row, a part each, of every warp's tile; or of the CTA's.
+  std::uint64_t sums[kWarps * kTileRows<kDepth>];
+  /// Of each warp's tile, to be digested; -1 = none.
+  std::int32_t slots[kWarps][kTileRows<kDepth>];
 };
 
 /// A kernel's shared memory, as the launch sizes it.
@@ -55,7 +62,8 @@ __device__ __forceinline__ T& shared_as() {
 }
 
 /// Once a kernel; a barrier must follow.
-__device__ inline void init_digest(DigestScratch& s) {
+template <Depth kDepth>
+__device__ inline void init_digest(DigestScratch<kDepth>& s) {
   for (int v = static_cast<int>(threadIdx.x); v < kVectors; v += static_cast<int>(blockDim.x)) {
     s.nh_keys[v] = make_ulonglong2(hash::nh_key(2 * v), hash::nh_key(2 * v + 1));
   }
@@ -87,7 +95,7 @@ __device__ __forceinline__ std::uint64_t nh_vector(uint4 v, ulonglong2 key, int 
   return nh;
 }
 
-/// A piece's table row, and where it lies of a slot.
+/// A piece, and where it lies of a slot.
 struct OpenPiece {
   const std::uint8_t* at;
   int bytes, alignment;
@@ -133,7 +141,7 @@ __device__ __forceinline__ int next_row(const TileShape& shape, const Share& sha
 
 /// Sums of the terms of an octet's share, all bytes. `sums` has a part's sum of every row.
 __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, const Share& share,
-                                  DigestScratch& scratch, const std::int32_t* slots,
+                                  DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
                                   std::uint64_t* sums) {
   const int in_octet = lane_id() % kOctet;
   const unsigned octet = 0xFFu << (lane_id() - in_octet);
@@ -151,7 +159,7 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   hash::BlockKeys block_keys = keys_of(p, have.piece);
   std::uint64_t nh = 0;
   hash::u128 terms = 0;
-  constexpr std::uint32_t kStage = kThreads * kVector;
+  constexpr std::uint32_t kLayer = kThreads * kVector;
   const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][threadIdx.x]);
   const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys) + lane_offset;
   std::uint32_t key = first_key;
@@ -159,9 +167,23 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   const auto load = [&](std::uint32_t to) {
     if (ask.row < shape.rows) {
       const int n = ask.left - lane_offset;
-      if (n > 0) copy_vector(to, open.at + lane_offset, n, open.alignment);
-      open.at += kOctetBytes;
-      ask.left -= kOctetBytes;
+      const std::uint8_t* const at = open.at + lane_offset;
+      if (open.alignment == 16) {
+#pragma unroll
+        for (int v = 0; v < kWide; ++v) {
+          if (n > v * kOctetBytes) {
+            gpu::ptx::cp_async_zfill<16>(to + v * kLayer, at + v * kOctetBytes,
+                                         min(n - v * kOctetBytes, kVector));
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int v = 0; v < kWide && n > v * kOctetBytes; ++v) {
+          copy_vector(to + v * kLayer, at + v * kOctetBytes, n - v * kOctetBytes, open.alignment);
+        }
+      }
+      open.at += kStepBytes;
+      ask.left -= kStepBytes;
       if (ask.left <= 0) {
         ask.piece += shape.parts;
         if (ask.piece >= p.num_pieces) {
@@ -177,11 +199,15 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   };
   const auto take = [&](std::uint32_t from) {
     const int n = have.left - lane_offset;
-    if (n > 0) {
-      nh += nh_vector(gpu::ptx::load_shared_u32x4(from), gpu::ptx::load_shared_u64x2(key), n);
+#pragma unroll
+    for (int v = 0; v < kWide; ++v) {
+      if (n > v * kOctetBytes) {
+        nh += nh_vector(gpu::ptx::load_shared_u32x4(from + v * kLayer),
+                        gpu::ptx::load_shared_u64x2(key + v * kOctetBytes), n - v * kOctetBytes);
+      }
     }
-    key += kOctetBytes;
-    have.left -= kOctetBytes;
+    key += kStepBytes;
+    have.left -= kStepBytes;
     if (have.left > 0) return;
 #pragma unroll
     for (int d = 1; d < kOctet; d *= 2) {
@@ -202,23 +228,20 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   };
 
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) load(ring + i * kStage);
-  while (have.row < shape.rows) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      gpu::ptx::cp_async_wait<kAhead - 1>();
-      if (have.row < shape.rows) take(ring + i * kStage);
-      load(ring + i * kStage);
-    }
+  for (int i = 0; i < kSteps; ++i) load(ring + i * kWide * kLayer);
+  for (int i = 0; have.row < shape.rows; i = (i + 1) % kSteps) {
+    gpu::ptx::cp_async_wait<kSteps - 1>();
+    take(ring + i * kWide * kLayer);
+    load(ring + i * kWide * kLayer);
   }
 }
 
 /// The same of a lane's share, partial: two vectors of each piece, of more than 32 bytes the first
 /// and the last.
 __device__ inline void digest_partial(const PoolParams& p, const TileShape& shape,
-                                      const Share& share, DigestScratch& scratch,
+                                      const Share& share, DigestScratch<Depth::partial>& scratch,
                                       const std::int32_t* slots, std::uint64_t* sums) {
-  constexpr int kPieces = kAhead / 2;  // under way
+  constexpr int kPieces = kSteps * kWide / 2;  // under way
   struct Cursor {
     int row, piece;
   };
@@ -253,29 +276,24 @@ __device__ inline void digest_partial(const PoolParams& p, const TileShape& shap
     }
     gpu::ptx::cp_async_commit();
   };
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kPieces; ++i) load(ring + 2 * i * kStage);
-  while (have.row < shape.rows) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      gpu::ptx::cp_async_wait<kPieces - 1>();
-      const std::uint32_t from = ring + 2 * i * kStage;
-      if (have.row < shape.rows) {
-        const int bytes = __ldg(&p.pieces[have.piece].bytes);
-        std::uint64_t nh = nh_vector(gpu::ptx::load_shared_u32x4(from), scratch.nh_keys[0], bytes);
-        if (bytes > kVector) {
-          nh += nh_vector(gpu::ptx::load_shared_u32x4(from + kStage), scratch.nh_keys[1],
-                          min(bytes, 2 * kVector) - kVector);
-        }
-        terms += hash::block_term(nh, keys_of(p, have.piece));
-        const int row = have.row;
-        if (next(have)) {
-          sums[row * shape.parts + share.part] = hash::canonical(terms);
-          terms = 0;
-        }
-      }
-      load(from);
+  for (int i = 0; have.row < shape.rows; i = (i + 1) % kPieces) {
+    gpu::ptx::cp_async_wait<kPieces - 1>();
+    const std::uint32_t from = ring + 2 * i * kStage;
+    const int bytes = __ldg(&p.pieces[have.piece].bytes);
+    std::uint64_t nh = nh_vector(gpu::ptx::load_shared_u32x4(from), scratch.nh_keys[0], bytes);
+    if (bytes > kVector) {
+      nh += nh_vector(gpu::ptx::load_shared_u32x4(from + kStage), scratch.nh_keys[1],
+                      min(bytes, 2 * kVector) - kVector);
     }
+    terms += hash::block_term(nh, keys_of(p, have.piece));
+    const int row = have.row;
+    if (next(have)) {
+      sums[row * shape.parts + share.part] = hash::canonical(terms);
+      terms = 0;
+    }
+    load(from);
   }
 }
 
@@ -284,11 +302,11 @@ __device__ inline void digest_partial(const PoolParams& p, const TileShape& shap
 /// digest_of().
 template <Depth kDepth>
 __device__ __forceinline__ void digest_tile(const PoolParams& p, const TileShape& shape,
-                                            DigestScratch& scratch) {
+                                            DigestScratch<kDepth>& scratch) {
   const int t = static_cast<int>(threadIdx.x);
   const int warp = t / kWarp;
   const std::int32_t* const slots = scratch.slots[warp];
-  std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kWarp);
+  std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kTileRows<kDepth>);
   if constexpr (kDepth == Depth::partial) {
     const Share share =
         shape.whole ? share_of(shape, kThreads, t) : share_of(shape, kWarp, t % kWarp);
@@ -301,10 +319,11 @@ __device__ __forceinline__ void digest_tile(const PoolParams& p, const TileShape
 }
 
 /// Of row `row` of the tile.
+template <Depth kDepth>
 __device__ __forceinline__ std::uint64_t digest_of(const PoolParams& p, const TileShape& shape,
-                                                   const DigestScratch& scratch, int row) {
+                                                   const DigestScratch<kDepth>& scratch, int row) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kWarp);
+  const std::uint64_t* const sums = scratch.sums + (shape.whole ? 0 : warp * kTileRows<kDepth>);
   std::uint64_t sum = __ldg(&p.words->length_sum);
   for (int part = 0; part < shape.parts; ++part) {
     sum = hash::canonical(sum + sums[row * shape.parts + part]);

@@ -125,11 +125,10 @@ struct BatchParams {
 struct ChainMap {
   std::uint64_t multiplier = 1, addend = 0;
 };
-/// `first`, then `second`.
+/// `first`, then `second`; of the right class, below 2^62 + 2^6 and so to be used again.
 SERINUS_HOST_DEVICE inline ChainMap then(const ChainMap& first, const ChainMap& second) noexcept {
-  return {
-      hash::multiply(first.multiplier, second.multiplier),
-      hash::canonical(static_cast<hash::u128>(first.addend) * second.multiplier + second.addend)};
+  return {hash::fold(static_cast<hash::u128>(first.multiplier) * second.multiplier),
+          hash::fold(static_cast<hash::u128>(first.addend) * second.multiplier + second.addend)};
 }
 
 inline constexpr std::int64_t kStampTile = 1024;  ///< tokens that are composed to one map

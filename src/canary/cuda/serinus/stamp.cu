@@ -165,7 +165,7 @@ __device__ __forceinline__ ChainMap shuffle_up_map(const ChainMap& m, int d) {
           __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(m.addend), d)};
 }
 
-/// The map of all threads before this one; that of all of them in `total`. `of_warps` is shared.
+/// The map of all threads before this one; in `total` with its own. `of_warps` is shared.
 __device__ ChainMap maps_before(const ChainMap& mine, ChainMap* of_warps, ChainMap& total) {
   const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -180,12 +180,9 @@ __device__ ChainMap maps_before(const ChainMap& mine, ChainMap* of_warps, ChainM
   if (lane == 0) before = {};
   __syncthreads();
   ChainMap of_warp;
-  total = {};
 #pragma unroll 1
-  for (int w = 0; w < kWarps; ++w) {
-    if (w == warp) of_warp = total;
-    total = then(total, of_warps[w]);
-  }
+  for (int w = 0; w < warp; ++w) of_warp = then(of_warp, of_warps[w]);
+  total = then(of_warp, up_to);
   return then(of_warp, before);
 }
 
@@ -217,16 +214,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     long long total = 0;
     LengthScan(scan).ExclusiveSum(length, first, total);
     firsts[t] = base + first;
+    if (t == 0) firsts[kThreads] = base + total;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const std::int64_t j = tile + i * kThreads + t;
-      if (j < base || j >= base + total) continue;
-      int below = 0;
-      for (int above = kThreads; above - below > 1;) {
-        const int middle = (below + above) / 2;
-        (firsts[middle] <= j ? below : above) = middle;
+      const std::int64_t j0 = j - lane_id();  // the warp's first
+      if (j0 + kWarp <= base || j0 >= base + total) continue;
+      // Most warps have tokens of one request.
+      int below = find_run(firsts, j0 > base ? j0 : base);
+      if (j0 + kWarp > firsts[below + 1]) {
+        for (int above = kThreads; above - below > 1;) {
+          const int middle = (below + above) / 2;
+          (firsts[middle] <= j ? below : above) = middle;
+        }
       }
+      if (j < base || j >= base + total) continue;
       request[i] = r0 + below;
       begin[i] = firsts[below];
     }
@@ -288,10 +291,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     const bool alone = powers[i] < 0;
     const std::uint64_t r = alone ? 0 : power_of_r(powers[i]);
     terms[t * kEach + i] =
-        hash::canonical(static_cast<hash::u128>(before.addend) * r + hash::fold(local[i]));
-    multipliers[t * kEach + i] = hash::multiply(before.multiplier, r);
+        hash::fold(static_cast<hash::u128>(before.addend) * r + hash::fold(local[i]));
+    multipliers[t * kEach + i] = hash::fold(static_cast<hash::u128>(before.multiplier) * r);
   }
-  if (t == 0) maps[blockIdx.x] = total;
+  if (t == kThreads - 1) maps[blockIdx.x] = total;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -369,7 +372,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     stamp_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  const __grid_constant__ BatchParams b, const StampedToken* tokens,
                  const ChainMap* maps, TileShape shape) {
-  auto& scratch = shared_as<DigestScratch>();
+  auto& scratch = shared_as<DigestScratch<kDepth>>();
   __shared__ int stamps;
   if constexpr (kDepth != Depth::none) init_digest(scratch);
   if (threadIdx.x == 0) stamps = 0;
@@ -381,31 +384,36 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   for (; turn * shape.rows < b.num_tokens; turn += turns) {
     const std::int64_t first = turn * shape.rows;
     const std::uint64_t seed = speaks(shape) ? chain_before(maps, first / kStampTile) : 0;
-    for (int row = lane; row < (kDepth == Depth::none ? shape.rows : kWarp); row += kWarp) {
-      const std::int64_t j = first + row;
-      StampedToken token;
-      std::int64_t slot = -1;
-      if (row < shape.rows && j < b.num_tokens) {
-        token = tokens[j];
-        if (token.request >= 0) slot = stamped_slot(p, b.locations[j]);
+    const auto slot_of = [&](const StampedToken& token, std::int64_t j) -> std::int64_t {
+      return token.request >= 0 ? stamped_slot(p, b.locations[j]) : -1;
+    };
+    if constexpr (kDepth != Depth::none) {
+      for (int row = lane; row < shape.rows; row += kWarp) {
+        const std::int64_t j = first + row;
+        const std::int64_t slot = j < b.num_tokens ? slot_of(tokens[j], j) : -1;
+        scratch.slots[warp][row] = static_cast<std::int32_t>(slot);
       }
-      std::uint64_t digest = 0;
-      if constexpr (kDepth != Depth::none) {
-        if (row < shape.rows) scratch.slots[warp][row] = static_cast<std::int32_t>(slot);
-        __syncwarp();
-        digest_tile<kDepth>(p, shape, scratch);
-        tile_barrier(shape);
-        if (slot > 0) digest = digest_of(p, shape, scratch, row);
-      }
-      if (slot > 0 && speaks(shape)) {
-        const std::uint64_t chain = hash::canonical(
-            static_cast<hash::u128>(seed) * token.map.multiplier + token.map.addend);
-        store_token(p, ring, b, j, token, slot, chain, digest);
-      }
-      const int stored = __popc(__ballot_sync(kAllLanes, slot > 0));
-      if (lane == 0 && speaks(shape) && stored != 0) atomicAdd(&stamps, stored);
-      if constexpr (kDepth != Depth::none) tile_barrier(shape);
+      __syncwarp();
+      digest_tile<kDepth>(p, shape, scratch);
+      tile_barrier(shape);
     }
+    int stored = 0;
+    for (int row = lane; row < shape.rows && speaks(shape); row += kWarp) {
+      const std::int64_t j = first + row;
+      if (j >= b.num_tokens) break;
+      const StampedToken token = tokens[j];
+      const std::int64_t slot = slot_of(token, j);
+      if (slot <= 0) continue;
+      ++stored;
+      std::uint64_t digest = 0;
+      if constexpr (kDepth != Depth::none) digest = digest_of(p, shape, scratch, row);
+      const std::uint64_t chain =
+          hash::canonical(static_cast<hash::u128>(seed) * token.map.multiplier + token.map.addend);
+      store_token(p, ring, b, j, token, slot, chain, digest);
+    }
+    stored = __reduce_add_sync(kAllLanes, stored);
+    if (lane == 0 && stored != 0) atomicAdd(&stamps, stored);
+    if constexpr (kDepth != Depth::none) tile_barrier(shape);
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -431,7 +439,7 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
     gpu::launch(
         "canary stamp", stamp_kernel<depth()>,
         {grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>),
-         kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch)},
+         kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch<depth()>)},
         stream, p, ring, b, tokens, maps, shape);
   });
 }

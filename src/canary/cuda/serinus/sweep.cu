@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 template <Depth kDepth>
 __global__ void __launch_bounds__(kThreads, kCtas)
     null_digest_kernel(const __grid_constant__ PoolParams p, TileShape shape) {
-  auto& scratch = shared_as<DigestScratch>();
+  auto& scratch = shared_as<DigestScratch<kDepth>>();
   const std::uint64_t digest = digest_null<kDepth>(p, shape, scratch);
   if (threadIdx.x == 0) p.words->null_digest = digest;
 }
@@ -281,7 +281,7 @@ void launch_null_digest(const PoolParams& p, Device device, Stream stream) {
   with_depth(p, [&](auto depth) {
     if constexpr (depth() != Depth::none) {
       gpu::launch("canary null slot", null_digest_kernel<depth()>,
-                  {1, kThreads, 1, sizeof(DigestScratch)}, stream, p,
+                  {1, kThreads, 1, sizeof(DigestScratch<depth()>)}, stream, p,
                   TileShape{1, parts_of(p, 1), true});
     }
   });

@@ -11,8 +11,6 @@
 
 namespace serinus::canary::cuda {
 
-inline constexpr int kPlainRows = 128;  ///< cells or slots of a warp where there are no bytes
-
 /// Without sources there are no bytes, at any depth.
 inline Depth depth_of(const PoolParams& p) {
   return p.num_pieces == 0 ? Depth::none : p.depth;
@@ -40,15 +38,20 @@ inline int parts_of(const PoolParams& p, int rows) {
 }
 
 inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device device) {
-  if (depth_of(p) == Depth::none) return {kPlainRows, 1, false};
+  const Depth depth = depth_of(p);
+  const int most = depth == Depth::all ? kTileRows<Depth::all> : kTileRows<Depth::partial>;
   const std::int64_t multiprocessors = std::max(1, gpu::multiprocessors(device));
+  // A warp on its own, where that gives every warp something to do and none much.
+  constexpr int kWarpsEach = 16;
   const bool light = p.slot_bytes <= 4096;
-  if (light && slots >= multiprocessors * kWarps * 8 * kMaxRows) return {};
+  if (depth == Depth::none || (light && slots >= multiprocessors * kWarpsEach * most)) {
+    return {most, 1, false};
+  }
   // As many tiles as keep every CTA busy to the end, where a tile is worth its barriers.
-  int rows = kMaxRows;
+  int rows = kWarp;
   while (rows > 1 && slots / rows < 12 * multiprocessors) rows /= 2;
   // An octet that has no part of a slot has a slot of its own.
-  while (rows < kMaxRows && rows * parts_of(p, rows) < kThreads / kOctet) rows *= 2;
+  while (rows < kWarp && rows * parts_of(p, rows) < kThreads / kOctet) rows *= 2;
   return {rows, parts_of(p, rows), true};
 }
 

@@ -27,7 +27,7 @@ using Reduce = cub::BlockReduce<unsigned long long, kThreads>;
 template <Depth kDepth>
 constexpr int kCtas = kDepth == Depth::none ? 3 : 2;
 template <Depth kDepth>
-constexpr int kGroups = kDepth == Depth::none ? kPlainRows / kWarp : 1;
+constexpr int kGroups = kTileRows<kDepth> / kWarp;
 
 // ---------------------------------------------------------------- plan
 
@@ -242,7 +242,7 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
     }
     sound = sound && is_readers(walk, begin + i, r, mark[g]);
     if constexpr (kDepth != Depth::none) {
-      note_bytes(scratch, cell_of(lane), inside ? slot[g] : -1, r.kv_digest);
+      note_bytes(scratch, i, inside ? slot[g] : -1, r.kv_digest);
     }
     if (!__all_sync(kAllLanes, sound || !inside)) doubtful |= 3u << g;
   }
@@ -256,7 +256,7 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
 template <Depth kDepth>
 __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams& ring,
                                            const Walk& walk, Moment moment, std::int64_t begin,
-                                           std::int64_t end, bool tells,
+                                           std::int64_t end, bool tells, int first_row,
                                            ScratchOf<kDepth>& scratch) {
   const int lane = lane_id();
   const std::int64_t cell = begin + lane;
@@ -338,7 +338,8 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
     }
   }
   if constexpr (kDepth != Depth::none) {
-    note_bytes(scratch, lane, content ? static_cast<std::int32_t>(at.slot) : -1, r.kv_digest);
+    note_bytes(scratch, first_row + lane, content ? static_cast<std::int32_t>(at.slot) : -1,
+               r.kv_digest);
   }
   return __popc(__ballot_sync(kAllLanes, content));
 }
@@ -361,15 +362,6 @@ struct Shared {
   RowCursor next[kThreads];  ///< cell -1: stays
   ScratchOf<kDepth> bytes;
 };
-
-/// The request of a block, by its tiles: the last whose first tile is `turn` or before. By a warp.
-__device__ __forceinline__ int find_request(const long long* first_tile, long long turn) {
-  static_assert(kThreads == kWarp * 8);
-  const int lane = lane_id();
-  const int eight = __popc(__ballot_sync(kAllLanes, first_tile[lane * 8] <= turn)) - 1;
-  const bool before = lane < 8 && first_tile[eight * 8 + lane % 8] <= turn;
-  return eight * 8 + __popc(__ballot_sync(kAllLanes, before)) - 1;
-}
 
 /// Cells of a request's tile `turn`.
 template <Depth kDepth>
@@ -406,7 +398,7 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
     const int cells = n - first < kWarp ? n - first : kWarp;
     verified -=
         cells - judge_group<kDepth>(p, ring, walk, moment, tile.begin + first,
-                                    tile.begin + first + cells, speaks(shape), shared.bytes);
+                                    tile.begin + first + cells, speaks(shape), first, shared.bytes);
   }
   if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
@@ -466,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
       order = atomicAdd(&p.words->plans_read, 1u) + 1;
     }
     for (; turn < shared.tiles; turn += turns) {
-      const int q = find_request(shared.first_tile, turn);
+      const int q = find_run(shared.first_tile, turn);
       check_tile<kDepth>(p, ring, b, moment, r0 + q, tile_of(shared, q, turn, shape), shape,
                          shared);
       if constexpr (kDepth != Depth::none) {
