@@ -155,12 +155,13 @@ struct VerifyOptions {
                                     ///< gets at least one
 };
 
-/// For verify(), verify_slots() and stamp() on `tokens` tokens and `requests` requests, and for
-/// sweep() of `slots`.
+/// For stamp() on `tokens` tokens. verify() and sweep() have room of their own by now: what they are
+/// given is not touched, and the numbers of requests and slots count for nothing.
 std::size_t workspace_bytes(std::int64_t requests, std::int64_t tokens, std::int64_t slots);
 
 /// Verifies prefixes along the batch's table (all, or the next part of each, and what is due), and
-/// the null slot. Plan and check are one: nothing but the table is read to find the cells.
+/// the null slot. Plan and check are one launch. Rolling checks of one pool must not run side by
+/// side, nor two sweeps of it: they move one cursor.
 void verify(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
             const VerifyOptions& options, const TensorView& workspace, Stream stream = {});
 /// Verifies `slots`, i64 [n], as a sweep does.

@@ -256,7 +256,8 @@ TEST_F(CanarySglangGpu, RowsOfARequestComeInTheOrderOfItsEntries) {
     c.plan.offsets[0] = 0;
     c.plan.seeds[0] = 3;
     c.plan.num_valid_reqs = 1;
-    c.tokens.compare = c.chain_position_assert = 1;
+    c.tokens.compare = true;
+    c.chain_position_assert = 1;
     c.violations = 0;
     make_definite(c);
     World world(rng, c.num_slots);

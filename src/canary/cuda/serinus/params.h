@@ -30,6 +30,7 @@ struct PoolWords {
   std::uint64_t length_sum = 0;   ///< of all sources: the same in every digest
   std::uint32_t plans_read = 0;   ///< CTAs of a launch that have read the cursors
   std::uint32_t sweeps_done = 0;  ///< CTAs of a sweep that are done
+  std::uint32_t stamps_done = 0;  ///< likewise, of a stamp
 };
 
 /// Where the rolling verification of a request row stands.
@@ -151,8 +152,9 @@ struct MovedSlot {
 
 /// What lies where in the workspace; sizes by the same numbers.
 struct Workspace {
-  StampedToken* tokens = nullptr;  ///< [tokens]
-  ChainMap* maps = nullptr;        ///< [tiles of tokens]
+  StampedToken* tokens = nullptr;    ///< [tokens]
+  ChainMap* maps = nullptr;          ///< [tiles of tokens]
+  std::uint64_t* digests = nullptr;  ///< [tokens of one tile]
 };
 
 // ---------------------------------------------------------------- launches, by kernel family

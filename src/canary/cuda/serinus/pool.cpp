@@ -212,7 +212,8 @@ BatchParams params(const DeviceBatch& b, Device device) {
 }
 
 Workspace place_workspace(Layout& l, std::int64_t tokens) {
-  return {l.take<StampedToken>(tokens), l.take<ChainMap>((tokens + kStampTile - 1) / kStampTile)};
+  return {l.take<StampedToken>(tokens), l.take<ChainMap>((tokens + kStampTile - 1) / kStampTile),
+          l.take<std::uint64_t>(std::min(tokens, kStampTile))};
 }
 
 int alignment_of(const Source& s) {

@@ -13,7 +13,8 @@
 #include "canary/cuda/serinus/bytes.cuh"
 #include "canary/cuda/serinus/cells.cuh"
 #include "canary/cuda/serinus/tile.h"
-#include "gpu/launch.h"
+#include "gpu/launch_following.h"
+#include "gpu/ptx/grid.cuh"
 
 namespace serinus::canary::cuda {
 
@@ -186,16 +187,17 @@ __device__ ChainMap maps_before(const ChainMap& mine, ChainMap* of_warps, ChainM
   return then(of_warp, before);
 }
 
-__global__ void __launch_bounds__(kThreads, 2)
-    compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
-                   const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
+/// Composes tile `number`: what was there before is read here, and nowhere later. A CTA's work.
+__device__ __forceinline__ void compose_tile(const PoolParams& p, const RingParams& ring,
+                                             const BatchParams& b, std::int64_t number,
+                                             StampedToken* tokens, ChainMap* maps) {
   __shared__ LengthScan::TempStorage scan;
   __shared__ long long firsts[kThreads + 1];
   __shared__ std::uint64_t terms[kStampTile], multipliers[kStampTile];
   __shared__ ChainMap of_warps[kWarps];
   constexpr std::uint64_t kStarts = std::uint64_t{1} << 63;  // in `terms`
   const int t = static_cast<int>(threadIdx.x);
-  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * kStampTile;
+  const std::int64_t tile = number * kStampTile;
   Told told[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) told[i].load(b, tile + i * kThreads + t);
@@ -233,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       request[i] = r0 + below;
       begin[i] = firsts[below];
     }
-    if (blockIdx.x == 0 && r < b.num_requests) {
+    if (number == 0 && r < b.num_requests) {
       // Runs that leave the flat arrays.
       const std::int64_t room = b.num_tokens - (base + first);
       const std::int64_t want = b.extend_lens[r];
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         hash::fold(static_cast<hash::u128>(before.addend) * r + hash::fold(local[i]));
     multipliers[t * kEach + i] = hash::fold(static_cast<hash::u128>(before.multiplier) * r);
   }
-  if (t == kThreads - 1) maps[blockIdx.x] = total;
+  if (t == kThreads - 1) maps[number] = total;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -303,6 +305,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     mine[i].map = {multipliers[i * kThreads + t], terms[i * kThreads + t]};
     tokens[j] = mine[i];
   }
+}
+
+__global__ void __launch_bounds__(kThreads, 2)
+    compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
+                   const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
+  gpu::ptx::follow_previous_grid();
+  compose_tile(p, ring, b, blockIdx.x, tokens, maps);
 }
 
 /// The chain before tile `tile`: the maps before it, composed back to the last that forgets what
@@ -372,6 +381,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     stamp_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  const __grid_constant__ BatchParams b, const StampedToken* tokens,
                  const ChainMap* maps, TileShape shape) {
+  gpu::ptx::follow_previous_grid();
   auto& scratch = shared_as<DigestScratch<kDepth>>();
   __shared__ int stamps;
   if constexpr (kDepth != Depth::none) init_digest(scratch);
@@ -422,24 +432,104 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
       static_cast<std::uint64_t>(stamps) * static_cast<std::uint64_t>(p.slot_bytes));
 }
 
+/// All of it in one launch, for tokens of one tile: one CTA composes, the others hash, and whoever
+/// is done last stores.
+template <Depth kDepth>
+__global__ void __launch_bounds__(kThreads, 2)
+    stamp_few_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
+                     const __grid_constant__ BatchParams b, const Workspace w, TileShape shape) {
+  gpu::ptx::follow_previous_grid();
+  __shared__ int stamps;
+  __shared__ bool is_last;
+  const int t = static_cast<int>(threadIdx.x);
+  if (t == 0) stamps = 0;
+  if (blockIdx.x == 0) {
+    compose_tile(p, ring, b, 0, w.tokens, w.maps);
+  } else if constexpr (kDepth != Depth::none) {
+    auto& scratch = shared_as<DigestScratch<kDepth>>();
+    init_digest(scratch);
+    __syncthreads();
+    const int lane = lane_id();
+    const int warp = t / kWarp;
+    for (std::int64_t first = (blockIdx.x - 1) * std::int64_t{shape.rows}; first < b.num_tokens;
+         first += (gridDim.x - 1) * std::int64_t{shape.rows}) {
+      const std::int64_t j = first + lane;
+      const bool inside = lane < shape.rows && j < b.num_tokens;
+      const std::int64_t slot = inside ? stamped_slot(p, b.locations[j]) : -1;
+      if (lane < shape.rows) scratch.slots[warp][lane] = static_cast<std::int32_t>(slot);
+      __syncwarp();
+      digest_tile<kDepth>(p, shape, scratch);
+      __syncthreads();
+      if (warp == 0 && slot > 0) w.digests[j] = digest_of(p, shape, scratch, lane);
+      __syncthreads();
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  if (t == 0) is_last = atomicAdd(&p.words->stamps_done, 1u) + 1 == gridDim.x;
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  for (std::int64_t j = t; j < b.num_tokens; j += kThreads) {
+    const auto* const from = reinterpret_cast<const ulonglong2*>(w.tokens + j);
+    const ulonglong2 map = __ldcg(from);
+    const ulonglong2 rest = __ldcg(from + 1);
+    StampedToken token;
+    token.map = {map.x, map.y};
+    token.cell = static_cast<std::int64_t>(rest.x);
+    token.prev = static_cast<std::int32_t>(rest.y);
+    token.request = static_cast<std::int32_t>(rest.y >> 32);
+    if (token.request < 0) continue;
+    const std::int64_t slot = stamped_slot(p, b.locations[j]);
+    if (slot <= 0) continue;
+    atomicAdd(&stamps, 1);
+    // Nothing was before the tile.
+    store_token(p, ring, b, j, token, slot, hash::canonical(token.map.addend),
+                kDepth == Depth::none ? 0 : __ldcg(w.digests + j));
+  }
+  __syncthreads();
+  if (t != 0) return;
+  p.words->stamps_done = 0;
+  add(ring.header->counts.records_written, static_cast<std::uint64_t>(stamps));
+  add(ring.header->counts.bytes_digested,
+      static_cast<std::uint64_t>(stamps) * static_cast<std::uint64_t>(p.slot_bytes));
+}
+
 }  // namespace
 
 void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams& b,
                   const Workspace& w, Device device, Stream stream) {
   if (b.num_tokens == 0) return;
   const gpu::OnDevice current(device);
+  if (b.num_tokens <= kStampTile) {
+    with_depth(p, [&](auto depth) {
+      const bool bytes = depth() != Depth::none;
+      int rows = kWarp;
+      while (rows > 1 && b.num_tokens / rows < gpu::multiprocessors(device)) rows /= 2;
+      const TileShape shape{rows, parts_of(p, rows), true};
+      const unsigned hashing = bytes ? grid_for(device, b.num_tokens, rows, 2) : 0;
+      gpu::launch_following("canary stamp", stamp_few_kernel<depth()>,
+                            {.grid = 1 + hashing,
+                             .block = kThreads,
+                             .shared_bytes = bytes ? sizeof(DigestScratch<depth()>) : 0},
+                            stream, p, ring, b, w, shape);
+    });
+    return;
+  }
   const auto tiles = static_cast<unsigned>((b.num_tokens + kStampTile - 1) / kStampTile);
-  gpu::launch("canary stamp", compose_kernel, {tiles, kThreads}, stream, p, ring, b, w.tokens,
-              w.maps);
+  gpu::launch_following("canary stamp", compose_kernel, {.grid = tiles, .block = kThreads}, stream,
+                        p, ring, b, w.tokens, w.maps);
   TileShape shape = tile_shape(p, b.num_tokens, device);
   if (depth_of(p) == Depth::none) shape.rows = kWarp;
   const StampedToken* const tokens = w.tokens;
   const ChainMap* const maps = w.maps;
   with_depth(p, [&](auto depth) {
-    gpu::launch(
+    gpu::launch_following(
         "canary stamp", stamp_kernel<depth()>,
-        {grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>),
-         kThreads, 1, depth() == Depth::none ? 0 : sizeof(DigestScratch<depth()>)},
+        {.grid = grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps),
+                          kCtas<depth()>),
+         .block = kThreads,
+         .shared_bytes = depth() == Depth::none ? 0 : sizeof(DigestScratch<depth()>)},
         stream, p, ring, b, tokens, maps, shape);
   });
 }

@@ -8,7 +8,8 @@
 #include "canary/cuda/grid.h"
 #include "canary/cuda/serinus/bytes.cuh"
 #include "canary/cuda/serinus/tile.h"
-#include "gpu/launch.h"
+#include "gpu/launch_following.h"
+#include "gpu/ptx/grid.cuh"
 
 namespace serinus::canary::cuda {
 
@@ -204,6 +205,7 @@ template <Depth kDepth>
 __global__ void __launch_bounds__(kThreads, kCtas)
     sweep_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  std::int64_t most, std::int64_t share, TileShape shape) {
+  gpu::ptx::follow_previous_grid();
   Shared<kDepth>& shared = shared_as<Shared<kDepth>>();
   if constexpr (kDepth != Depth::none) init_digest(shared.bytes.digest);
   std::int64_t cursor = p.words->sweep_cursor;
@@ -270,9 +272,11 @@ void launch_sweep(const PoolParams& p, const RingParams& ring, std::int64_t most
     const std::int64_t tile = shape.rows * (shape.whole ? 1 : kWarps);
     const std::int64_t ctas = grid_for(device, most, tile, kCtas);
     const std::int64_t tiles = (most + tile - 1) / tile;
-    gpu::launch("canary sweep", sweep_kernel<depth()>,
-                {static_cast<unsigned>(ctas) + 1, kThreads, 1, sizeof(Shared<depth()>)}, stream, p,
-                ring, most, (tiles + ctas - 1) / ctas * tile, shape);
+    gpu::launch_following("canary sweep", sweep_kernel<depth()>,
+                          {.grid = static_cast<unsigned>(ctas) + 1,
+                           .block = kThreads,
+                           .shared_bytes = sizeof(Shared<depth()>)},
+                          stream, p, ring, most, (tiles + ctas - 1) / ctas * tile, shape);
   });
 }
 

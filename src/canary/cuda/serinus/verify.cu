@@ -13,7 +13,8 @@
 #include "canary/cuda/serinus/bytes.cuh"
 #include "canary/cuda/serinus/cells.cuh"
 #include "canary/cuda/serinus/tile.h"
-#include "gpu/launch.h"
+#include "gpu/launch_following.h"
+#include "gpu/ptx/grid.cuh"
 
 namespace serinus::canary::cuda {
 
@@ -26,8 +27,6 @@ using Reduce = cub::BlockReduce<unsigned long long, kThreads>;
 /// keep a multiprocessor busy by themselves.
 template <Depth kDepth>
 constexpr int kCtas = kDepth == Depth::none ? 3 : 2;
-template <Depth kDepth>
-constexpr int kGroups = kTileRows<kDepth> / kWarp;
 
 // ---------------------------------------------------------------- plan
 
@@ -381,7 +380,7 @@ __device__ __forceinline__ Range tile_of(const Shared<kDepth>& shared, int q, st
 }
 
 /// Looks at a tile's records, and judges those groups that are not plainly sound. By a warp.
-template <Depth kDepth>
+template <Depth kDepth, int kGroups>
 __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams& ring,
                                            const BatchParams& b, Moment moment,
                                            std::int64_t request, const Range& tile,
@@ -390,8 +389,7 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
   const Walk walk(p, b, request, shared.rows[q], shared.owners[q]);
   const int n = static_cast<int>(tile.end - tile.begin);
   int verified = n;
-  unsigned doubtful =
-      doubtful_groups<kDepth, kGroups<kDepth>>(p, walk, tile.begin, tile.end, shared.bytes);
+  unsigned doubtful = doubtful_groups<kDepth, kGroups>(p, walk, tile.begin, tile.end, shared.bytes);
   for (; doubtful != 0; doubtful &= doubtful - 1) {
     const int first = (__ffs(static_cast<int>(doubtful)) - 1) * kWarp;
     if (first >= n) break;
@@ -403,11 +401,13 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
   if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
 
-template <Depth kDepth>
+/// `kGroups` of 32 cells are a tile of a warp, or 1 a tile of any shape.
+template <Depth kDepth, int kGroups>
 __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     verify_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                   const __grid_constant__ BatchParams b, Moment moment, std::int64_t records,
                   TileShape shape, TileShape null_shape) {
+  gpu::ptx::follow_previous_grid();
   Shared<kDepth>& shared = shared_as<Shared<kDepth>>();
   // The last CTA has the null slot and the lengths.
   if (blockIdx.x == gridDim.x - 1) {
@@ -459,8 +459,8 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     }
     for (; turn < shared.tiles; turn += turns) {
       const int q = find_run(shared.first_tile, turn);
-      check_tile<kDepth>(p, ring, b, moment, r0 + q, tile_of(shared, q, turn, shape), shape,
-                         shared);
+      check_tile<kDepth, kGroups>(p, ring, b, moment, r0 + q, tile_of(shared, q, turn, shape),
+                                  shape, shared);
       if constexpr (kDepth != Depth::none) {
         compare_bytes<kDepth>(p, ring, shape, shared.bytes, moment, shared.owners[q],
                               shared.rows[q], shared.counts);
@@ -491,15 +491,22 @@ void launch_verify(const PoolParams& p, const RingParams& ring, const BatchParam
                    std::int64_t records, std::int64_t most_cells, Device device, Stream stream) {
   const gpu::OnDevice current(device);
   with_depth(p, [&](auto depth) {
-    const TileShape shape = tile_shape(p, most_cells, device);
+    TileShape shape = tile_shape(p, most_cells, device);
+    // A few cells here and there are better off in small tiles.
+    const std::int64_t warps = std::int64_t{gpu::multiprocessors(device)} * kWarps * 2;
+    if (!shape.whole && most_cells < warps * shape.rows) shape.rows = kWarp;
     const TileShape null_shape{1, parts_of(p, 1), true};
     // A range ends a tile, so there may be one more for each.
     const std::int64_t cells = std::min(most_cells, std::int64_t{1} << 40) +
                                b.num_requests * (records == 0 ? 1 : kRanges) * shape.rows;
+    constexpr int kMost = kTileRows<depth()> / kWarp;
     gpu::launch(
-        "canary verify", verify_kernel<depth()>,
-        {grid_for(device, cells, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>) + 1,
-         kThreads, 1, sizeof(Shared<depth()>)},
+        "canary verify",
+        shape.rows > kWarp ? verify_kernel<depth(), kMost> : verify_kernel<depth(), 1>,
+        {.grid =
+             grid_for(device, cells, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>) + 1,
+         .block = kThreads,
+         .shared_bytes = sizeof(Shared<depth()>)},
         stream, p, ring, b, moment, records, shape, null_shape);
   });
 }
