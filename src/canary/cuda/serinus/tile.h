@@ -50,8 +50,9 @@ inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device devi
   // As many tiles as keep every CTA busy to the end, where a tile is worth its barriers.
   int rows = kWarp;
   while (rows > 1 && slots / rows < 12 * multiprocessors) rows /= 2;
-  // An octet that has no part of a slot has a slot of its own.
-  while (rows < kWarp && rows * parts_of(p, rows) < kThreads / kOctet) rows *= 2;
+  // An octet, or lane, that has no part of a slot has a slot of its own.
+  const int units = depth == Depth::partial ? kThreads : kThreads / kOctet;
+  while (rows < kWarp && rows * parts_of(p, rows) < units) rows *= 2;
   return {rows, parts_of(p, rows), true};
 }
 

@@ -1,36 +1,8 @@
-// Answers for the CUDA backend in a build without it.
+// The serinus format's kernels in a build without CUDA: the door of canary_cuda.h refuses before
+// any of these is reached.
 #include "canary/cuda/serinus/memory.h"
 #include "canary/cuda/serinus/params.h"
-#include "canary/cuda/sglang/run.h"
-#include "gpu/device.h"
 
-// require_hopper() throws: there is no CUDA here.
-namespace serinus::canary::sglang::cuda {
-
-void plan(const PlanParams&, Device device, Stream) {
-  gpu::require_hopper("canary plan", device);
-}
-
-void translate(const std::int64_t*, std::int64_t, const std::int64_t*, std::int64_t, std::int64_t*,
-               Device device, Stream) {
-  gpu::require_hopper("canary translate_slots", device);
-}
-
-void scatter(const ScatterParams&, Device device, Stream) {
-  gpu::require_hopper("canary scatter_req_token_ids", device);
-}
-
-void verify(const VerifyParams&, Device device, Stream) {
-  gpu::require_hopper("canary verify", device);
-}
-
-void write(const WriteParams&, Device device, Stream) {
-  gpu::require_hopper("canary write", device);
-}
-
-}  // namespace serinus::canary::sglang::cuda
-
-// The door of canary_cuda.h refuses before any of these is reached.
 namespace serinus::canary::cuda {
 
 void clear(const TensorView&, Stream) {}

@@ -1,0 +1,29 @@
+// Answers for the CUDA backend of the sglang format in a build without it.
+#include "canary/cuda/sglang/run.h"
+#include "gpu/device.h"
+
+// require_hopper() throws: there is no CUDA here.
+namespace serinus::canary::sglang::cuda {
+
+void plan(const PlanParams&, Device device, Stream) {
+  gpu::require_hopper("canary plan", device);
+}
+
+void translate(const std::int64_t*, std::int64_t, const std::int64_t*, std::int64_t, std::int64_t*,
+               Device device, Stream) {
+  gpu::require_hopper("canary translate_slots", device);
+}
+
+void scatter(const ScatterParams&, Device device, Stream) {
+  gpu::require_hopper("canary scatter_req_token_ids", device);
+}
+
+void verify(const VerifyParams&, Device device, Stream) {
+  gpu::require_hopper("canary verify", device);
+}
+
+void write(const WriteParams&, Device device, Stream) {
+  gpu::require_hopper("canary write", device);
+}
+
+}  // namespace serinus::canary::sglang::cuda

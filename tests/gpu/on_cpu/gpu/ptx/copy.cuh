@@ -1,0 +1,23 @@
+// src/gpu/ptx/copy.cuh, to the emulator.
+#pragma once
+
+#include <cstdlib>
+
+#include "gpu/ptx/shared.cuh"
+
+namespace serinus::gpu::ptx {
+
+template <int kBytes>
+void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
+  char* const to = const_cast<char*>(shared_base) + dst;
+  // As on the GPU, a copy that is not aligned is a fault.
+  const auto bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(src);
+  if (bits % kBytes != 0 || n < 0 || n > kBytes) std::abort();
+  std::memset(to, 0, kBytes);
+  std::memcpy(to, src, static_cast<std::size_t>(n));
+}
+inline void cp_async_commit() {}
+template <int kPending>
+void cp_async_wait() {}
+
+}  // namespace serinus::gpu::ptx
