@@ -30,7 +30,7 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool mine
   return any != 0;
 }
 
-/// The same, by threads that need not come as one warp.
+/// named_barrier_sync() by threads that need not come as one warp.
 __device__ __forceinline__ void barrier_of_threads(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
