@@ -462,7 +462,7 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
               [&] { stamp(p.pool, ring, all, workspace.view()); });
     stamp(p.pool, ring, all, workspace.view());
     const VerifyOptions everything{.policy = canary::VerifyPolicy::all};
-    const double verified = static_cast<double>(tokens) * (32 + 4 + 4 + row_bytes);
+    const double verified = static_cast<double>(tokens) * (32 + 4 + 1 + row_bytes);
     const auto work = [&] { verify(p.pool, ring, read, everything, workspace.view()); };
     bench.row("verify-" + shape, "serinus", m.name, verified, work);
     bench.row("verify-" + shape + "-cold", "serinus", m.name, verified, work, true);
