@@ -75,6 +75,12 @@ std::int64_t elements(std::string_view name, std::int64_t bytes, std::int64_t si
   return bytes / size;
 }
 
+// Python hands over addresses as numbers.
+void* address(nb::handle number) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number));
+}
+
 std::int64_t integer(nb::handle sequence, std::size_t i) {
   return nb::cast<std::int64_t>(nb::object(sequence[i]));
 }
@@ -114,7 +120,7 @@ TensorView from_torch(std::string_view name, nb::handle tensor) {
     view.shape[d] = integer(shape, d);
     view.strides[d] = integer(strides, d);
   }
-  view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
+  view.data = address(tensor.attr("data_ptr")());
   return view;
 }
 
@@ -132,7 +138,7 @@ TensorView from_interface(std::string_view name, nb::handle object, nb::handle i
   const nb::object shape = interface["shape"];
   const nb::object data = interface["data"];
   if (access == Access::write && nb::cast<bool>(nb::object(data[1]))) raise_read_only(name);
-  view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::object(data[0])));
+  view.data = address(nb::object(data[0]));
   set_rank(name, view, nb::len(shape));
   const nb::object strides = interface.attr("get")("strides");
   std::int64_t dense = 1;
@@ -265,9 +271,7 @@ TensorView relabelled(TensorView view, DType from, DType to) noexcept {
 
 Stream stream_for(nb::handle stream, nb::handle like, Device device) {
   if (device.type != DeviceType::cuda) return {};
-  const auto handle = [](nb::handle number) {
-    return Stream{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number))};
-  };
+  const auto handle = [](nb::handle number) { return Stream{address(number)}; };
   if (!stream.is_none()) {
     for (const char* attribute : {"cuda_stream", "ptr"}) {  // torch, cupy
       if (nb::hasattr(stream, attribute)) return handle(stream.attr(attribute));
