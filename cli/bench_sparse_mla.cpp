@@ -166,7 +166,7 @@ Measured medians(std::vector<std::vector<double>> times, CardWatch* watch) {
 Measured burst(Device device, int rounds, const Work& work, CardWatch* watch) {
   std::vector<std::vector<double>> times, ignored;
   take_turns(device, work, 1, 0, ignored);
-  std::this_thread::sleep_for(std::chrono::seconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   if (watch != nullptr) watch->since_last();
   for (int round = 0; round < rounds; ++round) take_turns(device, work, 3, 1, times);
   return medians(std::move(times), watch);
@@ -226,36 +226,38 @@ Json measure(const Row& row, const BenchOptions& options, const gpu::DeviceInfo&
     squares.difference += s.difference;
     squares.reference += s.reference;
   }
-  const auto rounded = [](double v, double unit) { return std::round(v / unit) * unit; };
+  const auto rounded = [](double v, double per_unit) {
+    return std::round(v * per_unit) / per_unit;
+  };
   Json j = {{"name", row.name},
             {"s_q", row.s_q},
             {"s_kv", row.s_kv},
             {"h_q", row.h_q},
             {"d_qk", row.d_qk},
             {"topk", row.topk},
-            {"median_us", rounded(cold.us[0], 0.01)},
-            {"tflops", rounded(row.flop() / cold.us[0] * 1e-6, 0.1)},
-            {"steady_us", rounded(warm.us[0], 0.01)}};
+            {"median_us", rounded(cold.us[0], 1e2)},
+            {"tflops", rounded(row.flop() / cold.us[0] * 1e-6, 1e1)},
+            {"steady_us", rounded(warm.us[0], 1e2)}};
   if (gemm != nullptr) {
     const auto ratio = [&](const Measured& m) {
-      return rounded(row.flop() / m.us[0] / (Fp8Gemm::kFlop / m.us[1]), 1e-4);
+      return rounded(row.flop() / m.us[0] / (Fp8Gemm::kFlop / m.us[1]), 1e4);
     };
     j["ratio_to_gemm"] = ratio(cold);
     j["steady_ratio_to_gemm"] = ratio(warm);
-    j["gemm_tflops"] = rounded(Fp8Gemm::kFlop / cold.us[1] * 1e-6, 0.1);
-    j["steady_gemm_tflops"] = rounded(Fp8Gemm::kFlop / warm.us[1] * 1e-6, 0.1);
+    j["gemm_tflops"] = rounded(Fp8Gemm::kFlop / cold.us[1] * 1e-6, 1e1);
+    j["steady_gemm_tflops"] = rounded(Fp8Gemm::kFlop / warm.us[1] * 1e-6, 1e1);
   }
   if (gather_bound) {
-    j["gather_us"] = rounded(cold.us.back(), 0.01);
-    j["ratio_to_gather"] = rounded(cold.us[0] / cold.us.back(), 1e-3);
-    j["steady_ratio_to_gather"] = rounded(warm.us[0] / warm.us.back(), 1e-3);
+    j["gather_us"] = rounded(cold.us.back(), 1e2);
+    j["ratio_to_gather"] = rounded(cold.us[0] / cold.us.back(), 1e3);
+    j["steady_ratio_to_gather"] = rounded(warm.us[0] / warm.us.back(), 1e3);
   }
   if (watch != nullptr) {
     j["sm_mhz"] = cold.card.sm_mhz;
     j["steady_sm_mhz"] = warm.card.sm_mhz;
     j["steady_watts"] = warm.card.watts;
   }
-  j["error"] = rounded(std::sqrt(squares.difference / squares.reference), 1e-5);
+  j["error"] = rounded(std::sqrt(squares.difference / squares.reference), 1e5);
   j["launches"] = 2 * options.rounds;
   j["device"] = gpu.name;
   j["clock_mhz"] = gpu.clock_khz / 1000;
