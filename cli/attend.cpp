@@ -227,6 +227,7 @@ int attend(const Arguments& cli) {
   const std::int64_t d_qk = args.q.shape[2];
   args.p_dtype = cli.p_dtype;
   args.sm_scale = cli.sm_scale.value_or(1 / std::sqrt(static_cast<float>(d_qk)));
+  check_rank("out", TensorView(nullptr, DType::bf16, {s_q, h_q, args.d_v}), 3, "");  // its size
   const Tensor out("out", DType::bf16, {s_q, h_q, args.d_v});
   const Tensor max_logits("max_logits", DType::f32, {s_q, h_q});
   const Tensor lse("lse", DType::f32, {s_q, h_q});

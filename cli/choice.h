@@ -70,4 +70,17 @@ inline CLI::Validator at_least(std::int64_t least) {
       "");
 }
 
+/// For Option::check(): a number in [least, most]. CLI11's Range lets NaN through.
+inline CLI::Validator number_in(double least, double most) {
+  return CLI::Validator(
+      [least, most](const std::string& given) {
+        double x = 0;
+        const bool within = CLI::detail::lexical_cast(given, x) && x >= least && x <= most;
+        return within ? std::string()
+                      : CLI::detail::to_string(least) + " to " + CLI::detail::to_string(most) +
+                            " is possible, got " + given;
+      },
+      "");
+}
+
 }  // namespace serinus::cli

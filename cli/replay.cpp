@@ -300,7 +300,7 @@ void add_replay(CLI::App& app, int& exit_code) {
   add_host_option(*cmd, args->server)->needs(serve)->group(live);
   cmd->add_option("--pace", args->pace,
                   "Steps a second at most, so that a person can follow; 0 = no limit")
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check(number_in(0, 1e6))
       ->capture_default_str()
       ->needs(serve)
       ->group(live);

@@ -96,8 +96,11 @@ class Connection final : public httplib::Stream {
     ::shutdown(socket_, SHUT_WR);
     const auto until = Clock::now() + patience_;
     char buffer[4096];
-    for (int i = 0; i < 32 && wait_for(socket_, POLLIN, until, stop_); ++i) {
-      if (recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT) <= 0) break;
+    for (int i = 0; i < 32; ++i) {
+      const ssize_t n = recv(socket_, buffer, sizeof buffer, MSG_DONTWAIT);
+      const bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+      if (n == 0 || (n < 0 && !later)) break;
+      if (later && !(patience_.count() > 0 && wait_for(socket_, POLLIN, until, stop_))) break;
     }
     ::close(socket_);
   }
@@ -332,6 +335,9 @@ struct Server::Impl final : httplib::Server {
       fail();
     }
     if (options.port == 0) fail();
+    // The library lets five connections queue: of more at once the kernel drops some, whose clients
+    // try again a second later.
+    static_cast<void>(::listen(svr_sock_, SOMAXCONN));
     url = fmt::format("http://{}/", place(options));
     listener = std::thread([this] { listen_after_bind(); });
     while (!is_running()) std::this_thread::yield();  // stop() before it would be lost

@@ -268,8 +268,8 @@ struct Options {
   bool source_digests = false;  ///< keep 4 more bytes a slot and source: a kv_bytes violation then
                                 ///< names the layer and segment (and so the head) that differs
   std::int64_t sweep_interval = 16;   ///< sglang format only: steps from sweep to sweep, 0 = never
-  std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled
-  std::int64_t event_capacity = 65536;  ///< ledger events kept a pool, for reports; 0 = none
+  std::int64_t ring_capacity = 1024;  ///< distinct violations kept until polled; below 2^31
+  std::int64_t event_capacity = 65536;  ///< ledger events kept a pool; 0 = none; below 2^31
   std::int64_t health_steps = 100;  ///< a pool that is in use and was not checked for so many steps
                                     ///< is reported by health(); 0 = never
   int threads = 1;

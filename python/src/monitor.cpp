@@ -94,7 +94,10 @@ int add_pool(Monitor& monitor, const KvLayout& layout, const nb::list& buffers,
                                     {"draft", canary::PoolKind::draft}});
   p.layout = layout;
   p.num_layers = number_in<int>("num_layers", given["num_layers"]);
-  const Numbers full_to_swa("full_to_swa", nb::object(given["full_to_swa"]), Numbers::anywhere);
+  // Read as long as the pool is attached: no list, of which only this call's copy would be seen.
+  const nb::object mapping(given["full_to_swa"]);
+  if (!mapping.is_none()) tensors.take("full_to_swa", mapping);
+  const Numbers full_to_swa("full_to_swa", mapping, Numbers::anywhere);
   for (std::size_t i = 0; i < nb::len(buffers); ++i) {
     const std::string name = "buffers[" + std::to_string(i) + "]";
     const TensorView view = tensors.take(name, buffers[i]);
@@ -180,7 +183,10 @@ nb::list poll(Monitor& monitor) {
     found = monitor.poll();
   }
   nb::list out;
-  for (const canary::Violation& v : found) out.append(described(v, monitor.pool(v.pool).name));
+  const std::vector<canary::PoolStats> pools = monitor.pool_stats();  // those that are gone, too
+  for (const canary::Violation& v : found) {
+    out.append(described(v, pools[static_cast<std::size_t>(v.pool)].name));
+  }
   return out;
 }
 

@@ -235,6 +235,11 @@ bool is_tensor(nb::handle object) {
 }  // namespace
 
 TensorView Tensors::take(std::string_view name, nb::handle object, Access access) {
+  objects_.push_back(nb::borrow(object));
+  return view_of(name, object, access);
+}
+
+TensorView Tensors::view_of(std::string_view name, nb::handle object, Access access) {
   if (is_torch(object)) return from_torch(name, object);
   if (nb::hasattr(object, "dtype")) {
     if (nb::hasattr(object, "__cuda_array_interface__")) {

@@ -19,7 +19,9 @@ namespace nb = nanobind;
 /// What a call does with a tensor.
 enum class Access : std::uint8_t { read, write };
 
-/// The tensors of one call. It owns what DLPack hands over, so it must live as long as the call.
+/// The tensors of one call. It owns what DLPack hands over, and a reference to every object: a list
+/// or a property may have made it for this call alone, and another thread may let go of it. So it
+/// must live as long as the call, and die with the interpreter's lock held.
 class Tensors {
  public:
   /// Raises TypeError for what is no tensor, and for a dtype or device without a name in Serinus;
@@ -32,6 +34,9 @@ class Tensors {
   TensorView take_or_absent(std::string_view name, nb::handle object, Access access = Access::read);
 
  private:
+  TensorView view_of(std::string_view name, nb::handle object, Access access);
+
+  std::vector<nb::object> objects_;
   std::vector<nb::ndarray<nb::ro>> owners_;
 };
 

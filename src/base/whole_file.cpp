@@ -2,23 +2,53 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
 
 namespace serinus {
 
-WholeFile::WholeFile(std::string path, Fail fail)
-    : path_(std::move(path)), partial_(path_ + ".partial"), fail_(fail) {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Whether a file may take the place of what `path` names. What this process has open may be a
+// regular file, but others write into it, too.
+bool is_replaceable(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_type type = fs::status(path, ignored).type();
+  const bool is_file = type == fs::file_type::regular || type == fs::file_type::not_found ||
+                       type == fs::file_type::directory;  // the rename will say no
+  const bool is_open =
+      path.starts_with("/dev/std") || path.starts_with("/dev/fd/") || path.starts_with("/proc/");
+  return is_file && !is_open;
+}
+
+}  // namespace
+
+WholeFile::WholeFile(std::string path, Fail fail) : path_(std::move(path)), fail_(fail) {
+  if (path_.find('\0') != std::string::npos) {
+    errno = EINVAL;
+    this->fail();
+  }
+  const bool replaced = is_replaceable(path_);
+  if (replaced) {
+    std::error_code failed;
+    const fs::path real = fs::canonical(path_, failed);
+    target_ = failed ? path_ : real.string();
+    partial_ = target_ + ".partial";
+  }
   errno = 0;
-  out_.open(partial_, std::ios::binary | std::ios::trunc);
+  out_.open(replaced ? partial_ : path_,
+            std::ios::binary | (replaced ? std::ios::trunc : std::ios::app));
   if (!out_) this->fail();
 }
 
 WholeFile::~WholeFile() {
-  if (finished_) return;
+  if (finished_ || partial_.empty()) return;
   out_.close();
   std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
+  fs::remove(partial_, ignored);
 }
 
 void WholeFile::write(const void* bytes, std::size_t size) {
@@ -31,7 +61,7 @@ void WholeFile::finish() {
   out_.close();
   if (!out_) fail();
   std::error_code failed;
-  std::filesystem::rename(partial_, path_, failed);
+  if (!partial_.empty()) fs::rename(partial_, target_, failed);
   if (failed) {
     errno = failed.value();
     fail();

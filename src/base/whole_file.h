@@ -1,4 +1,5 @@
-// A file that appears under its name only when it is whole: written beside it, then renamed.
+// A file that appears under its name only when it is whole: written beside it, then renamed. What a
+// link leads to is replaced, not the link. A device or a pipe cannot be replaced: it is written to.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@ class WholeFile {
   /// Raises the page that belongs to the file; must not return.
   using Fail = void (*)(const std::string& path, const std::string& why);
 
-  /// Opens `path`.partial. Fails where that cannot be.
+  /// Opens `path`.partial, or what is no regular file. Fails where that cannot be, and where the
+  /// path holds a NUL, at which the system would end it.
   WholeFile(std::string path, Fail fail);
   /// Removes what was written, unless finish() succeeded.
   ~WholeFile();
@@ -28,7 +30,8 @@ class WholeFile {
  private:
   void fail() const;
 
-  std::string path_, partial_;
+  std::string path_;
+  std::string target_, partial_;  ///< renamed from partial_; both empty where nothing is
   Fail fail_;
   std::ofstream out_;
   bool finished_ = false;

@@ -1,5 +1,6 @@
 #include "c_api/call.h"
 
+#include <stdexcept>
 #include <string>
 
 #include <serinus/error.h>
@@ -40,6 +41,10 @@ serinus_status remember_current_exception() noexcept {
   const auto known = [](serinus_status status, const Error& e) noexcept {
     return remember(status, e.id(), e.what(), e.argument(), e.value());
   };
+  const auto out_of_memory = []() noexcept {
+    const ErrorEntry& page = entry_of(errors::Page::not_enough_memory);
+    return remember(SERINUS_OUT_OF_MEMORY, page.id, page.message, {}, {});
+  };
   try {
     throw;
   } catch (const ValueError& e) {
@@ -55,8 +60,9 @@ serinus_status remember_current_exception() noexcept {
   } catch (const Error& e) {
     return known(SERINUS_INTERNAL_ERROR, e);
   } catch (const std::bad_alloc&) {
-    const ErrorEntry& page = entry_of(errors::Page::not_enough_memory);
-    return remember(SERINUS_OUT_OF_MEMORY, page.id, page.message, {}, {});
+    return out_of_memory();
+  } catch (const std::length_error&) {  // more than any memory holds
+    return out_of_memory();
   } catch (const std::exception& e) {
     return remember(SERINUS_INTERNAL_ERROR, entry_of(errors::Page::unexpected_exception).id,
                     e.what(), {}, {});

@@ -50,12 +50,14 @@ std::span<T> array(const char* name, T* pointer, std::size_t n) {
 
 /// The caller's struct. It may end where the first version of the ABI ended it, at `first` bytes:
 /// the fields that have come since are then zero. And it may be longer than the one that this
-/// library knows, if the rest is zero.
+/// library knows, if the rest is zero; but not by much: a size that nobody set must not send us
+/// through the caller's memory.
 template <class T>
 T read_struct(const char* name, const T* pointer, std::size_t first = sizeof(T)) {
   required(name, pointer);
   const std::uint32_t size = pointer->struct_size;
-  bool known = size >= first;
+  constexpr std::size_t kLaterFields = 1024;  // bytes that versions to come may add
+  bool known = size >= first && size <= sizeof(T) + kLaterFields;
   const auto* bytes = reinterpret_cast<const unsigned char*>(pointer);
   for (std::size_t i = sizeof(T); known && i < size; ++i) known = bytes[i] == 0;
   if (!known)

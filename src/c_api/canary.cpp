@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -470,7 +471,11 @@ serinus_status serinus_compare_ranks(serinus_monitor* monitor,
   return c_api::call([&] {
     const auto out = array("differences", differences, capacity);
     required("n", n);
-    const std::size_t total = num_requests * static_cast<std::size_t>(std::max(num_ranks, 0));
+    std::size_t total = 0;
+    if (__builtin_mul_overflow(num_requests, static_cast<std::size_t>(std::max(num_ranks, 0)),
+                               &total)) {
+      throw std::length_error("gathered");
+    }
     array("gathered", gathered, total);
     std::vector<canary::RequestDigest> all(total);
     if (total != 0) std::memcpy(static_cast<void*>(all.data()), gathered, total * sizeof all[0]);

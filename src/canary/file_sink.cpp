@@ -109,7 +109,10 @@ struct FileSink::State {
 
 FileSink::FileSink(const std::string& path, std::size_t capacity) {
   // Reading, too: to end the last line, and so that a FIFO opens without a reader.
-  const int fd = open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+  const bool whole = path.find('\0') == std::string::npos;  // else the system ends it there
+  const int fd =
+      whole ? open(path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644) : -1;
+  if (!whole) errno = EINVAL;
   if (fd < 0) {
     const std::string why = std::generic_category().message(errno);
     raise(errors::Page::sink_not_opened, {{"got", path}, {"why", why}});

@@ -21,8 +21,10 @@ bool HealthWatch::is_late(const Pool& p, Moment moment, std::uint64_t step) cons
   if (!wait || (moment == Moment::sweep && !p.sweeps)) return false;
   auto limit = static_cast<std::uint64_t>(steps_);
   if (moment == Moment::sweep) limit += static_cast<std::uint64_t>(sweep_interval_);
+  // Divided, not multiplied: a limit may be as good as none.
   return step - wait->step > limit ||
-         announcements_ - wait->announcement > kAnnouncementsAStep * limit;
+         (announcements_ - wait->announcement + kAnnouncementsAStep - 1) / kAnnouncementsAStep >
+             limit;
 }
 
 std::vector<Stall> HealthWatch::stalled(std::uint64_t step) const {

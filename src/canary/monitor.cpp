@@ -21,18 +21,22 @@ namespace serinus::canary {
 namespace {
 
 void check_options(const Options& o) {
-  const auto at_least = [](const char* name, std::int64_t got, std::int64_t least) {
-    if (got >= least) return;
-    raise(errors::Page::canary_option,
-          {{"name", name}, {"least", std::to_string(least)}, {"got", std::to_string(got)}});
+  constexpr std::int64_t kMostKept = std::numeric_limits<std::int32_t>::max();
+  const auto within = [](const char* name, std::int64_t got, std::int64_t least,
+                         std::int64_t most = std::numeric_limits<std::int64_t>::max()) {
+    if (got >= least && got <= most) return;
+    raise(errors::Page::canary_option, {{"name", name},
+                                        {"least", std::to_string(least)},
+                                        {"most", std::to_string(most)},
+                                        {"got", std::to_string(got)}});
   };
-  at_least("records_per_step", o.records_per_step, 1);
-  at_least("bytes_per_step", o.bytes_per_step, 1);
-  at_least("sweep_interval", o.sweep_interval, 0);
-  at_least("ring_capacity", o.ring_capacity, 1);
-  at_least("event_capacity", o.event_capacity, 0);
-  at_least("health_steps", o.health_steps, 0);
-  at_least("threads", o.threads, 0);
+  within("records_per_step", o.records_per_step, 1);
+  within("bytes_per_step", o.bytes_per_step, 1);
+  within("sweep_interval", o.sweep_interval, 0);
+  within("ring_capacity", o.ring_capacity, 1, kMostKept);
+  within("event_capacity", o.event_capacity, 0, kMostKept);
+  within("health_steps", o.health_steps, 0);
+  within("threads", o.threads, 0);
 }
 
 void check_pool(const PoolSpec& p, const Options& options) {
@@ -62,6 +66,7 @@ void check_pool(const PoolSpec& p, const Options& options) {
   for (const KvBuffer& b : p.buffers) {
     require(b.data != nullptr && b.bytes >= 0 && b.page_stride >= 0, "a buffer is null");
   }
+  p.layout.validate();
 }
 
 [[noreturn]] void refuse_device_batch() {

@@ -7,6 +7,10 @@
 
 namespace serinus::canary {
 
+namespace {
+constexpr std::size_t kMostOfAName = 200;  // that anybody may have chosen: a line stays a line
+}
+
 const char* name_of(Format f) noexcept {
   return f == Format::serinus ? "serinus" : "sglang";
 }
@@ -110,7 +114,7 @@ std::string names_of(Reason reasons) {
 
 std::string to_text(const Stall& s, std::string_view pool_name) {
   return fmt::format("kv-canary stopped running: moment={} pool={} since step={}",
-                     name_of(s.moment), pool_name, s.since_step);
+                     name_of(s.moment), printable(pool_name, kMostOfAName), s.since_step);
 }
 
 std::string to_text(const LedgerEvent& e) {
@@ -125,12 +129,13 @@ std::string to_text(const Violation& v, std::string_view pool_name) {
       "kv-canary violation: reasons={} moment={} format={} pool={} slot={} request={} row={} "
       "position={}/{} token={}/{} chain={:016x}/{:016x} digest={:016x}/{:016x} owner={}/{} "
       "generation={}/{} prev_slot={} steps={}..{} count={}",
-      names_of(v.reasons), name_of(v.moment), name_of(v.format), pool_name, v.slot, v.request,
-      v.row, v.expected_position, v.stored_position, v.expected_token, v.stored_token,
-      v.expected_chain, v.stored_chain, v.expected_digest, v.stored_digest, v.expected_owner,
-      v.stored_owner, v.expected_generation, v.stored_generation, v.prev_slot, v.first_step,
-      v.last_step, v.count);
-  if (v.layer >= 0) out += fmt::format(" layer={} segment={}", v.layer, v.segment);
+      names_of(v.reasons), name_of(v.moment), name_of(v.format), printable(pool_name, kMostOfAName),
+      v.slot, v.request, v.row, v.expected_position, v.stored_position, v.expected_token,
+      v.stored_token, v.expected_chain, v.stored_chain, v.expected_digest, v.stored_digest,
+      v.expected_owner, v.stored_owner, v.expected_generation, v.stored_generation, v.prev_slot,
+      v.first_step, v.last_step, v.count);
+  if (v.layer >= 0)
+    out += fmt::format(" layer={} segment={}", v.layer, printable(v.segment, kMostOfAName));
   for (const LedgerEvent& e : v.events) {
     out += (&e == v.events.data() ? " events=" : ",") + to_text(e);
   }

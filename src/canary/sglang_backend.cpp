@@ -240,12 +240,10 @@ class SglangBackend final : public Backend {
     const Table table = table_of(tables.req_to_token, "req_to_token");
     std::uint64_t h = sg::splitmix64(static_cast<std::uint64_t>(length) + 1);
     if (!table.has_row(row)) return h;
-    for (std::size_t pool = 0; pool < pools_.size(); ++pool) {
-      const SglangPool& p = pools_[pool];
-      if (!tables.pools.empty() && std::find(tables.pools.begin(), tables.pools.end(),
-                                             static_cast<int>(pool)) == tables.pools.end()) {
-        continue;
-      }
+    for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
+      const SglangPool& p = pools_[static_cast<std::size_t>(pool)];
+      const bool named = std::ranges::find(tables.pools, pool) != tables.pools.end();
+      if (tables.pools.empty() ? !is_attached(pool) : !named) continue;
       for (std::int64_t c = 0; c < std::min(length, table.columns); ++c) {
         const std::int64_t slot = p.translate(table.at(row, c));
         const std::uint64_t chain =
@@ -499,9 +497,11 @@ class SglangBackend final : public Backend {
     bool swept = false;
     for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
       SglangPool& p = at(pool);
-      if (!p.sweep_source) continue;
+      // A copy: the function may put another in its own place, or detach the pool.
+      const auto source = p.sweep_source;
+      if (!source) continue;
       std::vector<SweepEntry> entries;
-      p.sweep_source(entries);
+      source(entries);
       if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
         sg::translate_sweep(entries, p.spec.window, p.spec.full_to_swa);
       }

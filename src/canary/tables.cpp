@@ -11,7 +11,10 @@ namespace {
 
 void check_table(const TensorView& view, const char* name, Device device) {
   if (view.data == nullptr) return;
-  if (view.rank == 2 && view.dtype == DType::i32 && view.device == device) return;
+  if (view.rank == 2 && view.dtype == DType::i32 && view.device == device) {
+    check_rank(name, view, 2, "(rows, max_len)");  // and its sizes
+    return;
+  }
   raise(errors::Page::canary_table,
         {{"name", name},
          {"device", device_string(device)},
@@ -23,7 +26,7 @@ void check_table(const TensorView& view, const char* name, Device device) {
 
 Table table_of(const TensorView& view, const char* name) {
   check_table(view, name, {});
-  if (view.data == nullptr) return {};
+  if (view.data == nullptr || view.numel() == 0) return {};
   return {view.as<const std::int32_t>(), view.shape[0], view.shape[1], view.strides[0],
           view.strides[1]};
 }

@@ -100,6 +100,20 @@ int main(void) {
   CHECK_OK(serinus_monitor_poll(a, found, 4, &n));
   CHECK(n == 1 && found[0].reasons == SERINUS_REASON_DIGEST_DIFFERS_ACROSS_RANKS);
 
+  CHECK_FAILS(serinus_compare_ranks(NULL, digests, 2, SIZE_MAX / 2 + 1, 1, differences, 2, &n),
+              SERINUS_OUT_OF_MEMORY, "SRN6003"); /* 2 * 2^63 is not 0 */
+  serinus_record record;
+  CHECK_FAILS(serinus_monitor_on_store(a, 0, slots, SIZE_MAX / 2, &record, NULL),
+              SERINUS_OUT_OF_MEMORY, "SRN6003");
+  /* What was on the stack is no size, even if only zeros follow. */
+  union {
+    serinus_monitor_options options;
+    unsigned char bytes[65536];
+  } vast;
+  memset(&vast, 0, sizeof vast);
+  vast.options.struct_size = sizeof vast;
+  CHECK_FAILS(serinus_monitor_create(&vast.options, &none), SERINUS_VALUE_ERROR, "SRN6011");
+
   /* Two sides of a transfer. */
   serinus_transfer_terms mine, theirs;
   CHECK_OK(serinus_monitor_transfer_terms(a, 0, &mine));

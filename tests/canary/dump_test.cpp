@@ -263,6 +263,57 @@ TEST(Scan, PartialDepthAndNone) {
   EXPECT_FALSE(none.found().empty());
 }
 
+TEST(Dump, APoolWithoutBytesNeedsNoLayout) {
+  Options o;
+  o.depth = Depth::none;
+  Monitor m(o);
+  PoolSpec spec;
+  spec.num_slots = 8;
+  const int pool = m.add_pool(spec);
+  m.on_alloc(pool, std::vector<std::int64_t>{3}, 1);
+  const TempFile file;
+  write_dump(m, file.path);
+  const Dump dump(file.path);
+  ASSERT_EQ(dump.pools.size(), 1u);
+  EXPECT_EQ(dump.pools[0].slots, (std::vector<std::int64_t>{0, 3}));
+  EXPECT_TRUE(scan(dump).violations.empty());
+}
+
+TEST(Dump, IsNotWrittenWhereNobodyCouldReadIt) {
+  Options o;
+  o.depth = Depth::none;
+  o.event_capacity = 0;
+  Monitor m(o);
+  PoolSpec spec;
+  spec.num_slots = 1;
+  for (int i = 0; i < 256; ++i) m.add_pool(spec);
+  const TempFile file;
+  write_dump(m, file.path);
+  EXPECT_EQ(Dump(file.path).pools.size(), 256u);
+  m.add_pool(spec);
+  const TempFile other{file.path + "2"};
+  EXPECT_THROW(write_dump(m, other.path), InputError);
+  EXPECT_FALSE(std::filesystem::exists(other.path));
+}
+
+// Without its pool's number the row would be walked in every other pool.
+TEST(Dump, ARowOfAPoolThatIsGoneIsLeftOut) {
+  Scene s;
+  PoolBytes second(32, 1);
+  const int gone = s.rig.monitor.add_pool(second.spec);
+  s.rig.monitor.detach_pool(gone);
+  DumpRow row = row_of(s.rig, 1, 1);
+  row.pools = {gone};
+  row.cells = {31};
+  const TempFile file;
+  DumpOptions options;
+  options.rows = {&row, 1};
+  write_dump(s.rig.monitor, file.path, options);
+  const Dump dump(file.path);
+  EXPECT_TRUE(dump.rows.empty());
+  EXPECT_EQ(scan(dump).cells, 0);
+}
+
 // The rig's rows of 28 bytes do not suit the sglang format: one that does.
 TEST(Scan, SglangFormat) {
   for (const Depth depth : {Depth::all, Depth::partial, Depth::none}) {

@@ -152,6 +152,14 @@ TEST(FileSink, AFullDiskIsCounted) {
   EXPECT_THROW(FileSink("/nonexistent/v.jsonl"), InputError);
 }
 
+// A configuration's JSON may write \u0000 into a path: the system would open what stands before it.
+TEST(FileSink, APathWithANulIsNone) {
+  const TempFile file;
+  const std::string path = file.path + std::string("\0.jsonl", 7);
+  EXPECT_THROW(FileSink{path}, InputError);
+  EXPECT_NE(access(file.path.c_str(), F_OK), 0);
+}
+
 TEST(FileSink, ManyWriters) {
   const TempFile file;
   {

@@ -113,6 +113,24 @@ TEST(Health, RareSweepsAreNoStall) {
   EXPECT_TRUE(e.monitor.health().empty());
 }
 
+// A limit that is as good as none: 64 announcements for each of its steps are more than 64 bits
+// hold.
+TEST(Health, AVastLimitIsNone) {
+  Options o = Two::options();
+  for (const int bit : {57, 58, 60, 62}) {
+    o.health_steps = std::int64_t{1} << bit;
+    o.sweep_interval = std::int64_t{1} << bit;
+    o.format = bit == 57 ? Format::sglang : Format::serinus;
+    o.depth = Depth::none;
+    Rig rig(32, o);
+    for (int i = 0; i < 200; ++i) {
+      rig.alloc(1, {3});
+      rig.free({3}, 1);
+    }
+    EXPECT_TRUE(rig.monitor.health().empty()) << bit;
+  }
+}
+
 TEST(Health, OffAndNone) {
   for (const bool off : {true, false}) {
     Options o = Two::options();

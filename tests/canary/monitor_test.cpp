@@ -6,6 +6,7 @@
 #include <deque>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -394,6 +395,14 @@ TEST(Refused, Options) {
     (i == 0 ? o.records_per_step : i == 1 ? o.bytes_per_step : o.ring_capacity) = 0;
     EXPECT_EQ(id_of([&] { Monitor m(o); }), "SRN3003");
   }
+  for (const std::int64_t kept :
+       {std::int64_t{1} << 31, std::int64_t{1} << 32, std::numeric_limits<std::int64_t>::max()}) {
+    for (int i = 0; i < 2; ++i) {
+      Options o;
+      (i == 0 ? o.ring_capacity : o.event_capacity) = kept;
+      EXPECT_EQ(id_of([&] { Monitor m(o); }), "SRN3003") << kept;
+    }
+  }
 }
 
 TEST(Refused, Pools) {
@@ -411,6 +420,14 @@ TEST(Refused, Pools) {
   EXPECT_EQ(with([](PoolSpec& s) { s.buffers[1].data = nullptr; }), "SRN3002");
   EXPECT_EQ(with([](PoolSpec& s) { s.layout.segments[0].buffer = 7; }), "SRN3002");
   EXPECT_EQ(with([](PoolSpec& s) { s.layout.page_size = 0; }), "SRN3002");
+  // Segments over each other, and lengths whose sum no number holds.
+  EXPECT_EQ(with([](PoolSpec& s) { s.layout.segments[1] = s.layout.segments[0]; }), "SRN1203");
+  EXPECT_EQ(with([](PoolSpec& s) {
+              for (KvSegment& seg : s.layout.segments) {
+                seg.bytes = std::numeric_limits<std::int64_t>::max();
+              }
+            }),
+            "SRN1203");
   EXPECT_EQ(with([](PoolSpec&) {}), "nothing thrown");
 }
 
@@ -429,6 +446,15 @@ TEST(Refused, CallsThatCannotBeMeant) {
   f = rig.forward(1, 0, {});
   f.batch.req_to_token = TensorView(&wide, DType::i64, {1, 1});
   EXPECT_EQ(id_of([&] { rig.monitor.begin_step(f.batch); }), "SRN3006");
+  for (const std::int64_t size : {std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
+    for (int which = 0; which < 4; ++which) {
+      f = rig.forward(1, 4, {});
+      f.batch.expected_tokens = f.batch.req_to_token;
+      TensorView& t = which < 2 ? f.batch.req_to_token : f.batch.expected_tokens;
+      t.shape[static_cast<std::size_t>(which % 2)] = size;
+      EXPECT_EQ(id_of([&] { rig.monitor.begin_step(f.batch); }), "SRN1013") << which;
+    }
+  }
 }
 
 // ---------------------------------------------------------------- threads
@@ -609,6 +635,24 @@ TEST(SglangFormat, SweepWalksTheTree) {
   EXPECT_EQ(v[0].moment, Moment::sweep);
   EXPECT_EQ(v[0].slot, 2);
   EXPECT_GT(rig.monitor.stats().sweeps, 0u);
+}
+
+// The memory of a pool that is gone may be gone, too: its table as well as its bytes.
+TEST(SglangFormat, ADigestIsOfThePoolsThatAreThere) {
+  SglangRig rig;
+  rig.alloc(1, {1, 2, 3});
+  rig.run(1, 0, {1, 2, 3});
+  const std::uint64_t alone = rig.monitor.request_digest(1, 3, rig.batch());
+  auto table = std::make_unique<std::vector<std::int64_t>>(32, 5);
+  PoolSpec swa = rig.bytes.spec;
+  swa.kind = PoolKind::swa;
+  swa.window = 4;
+  swa.full_to_swa = *table;
+  const int second = rig.monitor.add_pool(swa);
+  EXPECT_NE(rig.monitor.request_digest(1, 3, rig.batch()), alone);
+  rig.monitor.detach_pool(second);
+  table.reset();
+  EXPECT_EQ(rig.monitor.request_digest(1, 3, rig.batch()), alone);
 }
 
 TEST(SglangFormat, RecordsTravel) {

@@ -132,5 +132,16 @@ TEST(Reporter, ANewReasonTellsOfItsOwnSighting) {
   EXPECT_EQ(reporter.counts().dropped, 1u);
 }
 
+// Names come from an engine, a dump, another machine: a report stays one line of printable text.
+TEST(Text, NamesCannotBreakTheLine) {
+  Violation v;
+  v.layer = 0;
+  v.segment = "k\n\x1b[2J";
+  const std::string line = to_text(v, "a\nkv-canary violation: reasons=none \x1b]0;x\x07");
+  for (const char c : line) EXPECT_TRUE(c >= 0x20 && c < 0x7f) << line;
+  const std::string stall = to_text(Stall{}, "a\nb");
+  EXPECT_EQ(stall.find('\n'), std::string::npos) << stall;
+}
+
 }  // namespace
 }  // namespace serinus::canary

@@ -319,5 +319,20 @@ TEST_F(Attend, BenchNeedsTheGpu) {
   EXPECT_EQ(r.out, "");
 }
 
+// Shapes of empty tensors may multiply to what no output can hold.
+TEST_F(Attend, SizesThatNoOutputHolds) {
+  const auto entry = [](const char* name, const char* dtype, const char* shape) {
+    return std::string("\"") + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
+           R"(,"data_offsets":[0,0]})";
+  };
+  write("vast.safetensors", safetensors("{" + entry("q", "U8", "[1099511627776,1048576,0]") + "," +
+                                            entry("kv", "U8", "[0,1,0]") + "," +
+                                            entry("indices", "I32", "[1099511627776,1,0]") + "}",
+                                        0));
+  const CommandResult r = run_command("attend " + path("vast.safetensors"));
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_NE(r.err.find("SRN1013"), std::string::npos) << r.err;
+}
+
 }  // namespace
 }  // namespace serinus::cli

@@ -175,6 +175,9 @@ TEST_F(Replay, OptionsThatCannotBeAreNamed) {
   expect("--real-data 1", 2, "SRN6001: command line: --real-data: 1 not in {none,partial,all}");
   expect("--seed -1", 2, "SRN6001");
   expect("--no-canary --faults byte_flip:1", 2, "SRN5001");
+  for (const char* pace : {"nan", "-nan", "inf", "-1", "x"}) {
+    expect(std::string("--serve 0 --pace ") + pace, 2, "SRN6001");
+  }
 }
 
 TEST_F(Replay, APoolTooSmallForARequestNamesIt) {

@@ -224,6 +224,52 @@ def test_health_and_pool_stats() -> None:
         engine.monitor.on_alloc(other, [6], REQUEST)
 
 
+def test_what_was_found_outlives_its_pool() -> None:
+    engine = Engine()
+    engine.monitor.on_alloc(engine.pool, [SLOTS[0]], REQUEST + 1)
+    engine.monitor.detach_pool(engine.pool)
+    (violation,) = engine.monitor.poll()
+    assert (violation.pool, violation.slot, violation.reasons) == ("kv", SLOTS[0], ["double_owner"])
+
+
+def test_arrays_that_nobody_else_keeps() -> None:
+    """A batch may make its arrays when it is asked for them."""
+    engine = Engine()
+
+    class Lazy:
+        def __init__(self, batch: serinus.Batch) -> None:
+            self.batch = batch
+
+        def __getattr__(self, name: str) -> object:
+            value = getattr(self.batch, name)
+            return np.array(value) if isinstance(value, list | np.ndarray) and name != "owners" else value
+
+    for token in range(3):
+        batch = Lazy(engine.batch([token]))
+        engine.monitor.begin_step(batch)
+        engine.monitor.end_step(batch)
+        engine.tokens.append(token)
+    assert engine.monitor.stats()["records_written"] == 3
+    assert [int(p) for p in engine.monitor.records(engine.pool)["position"][SLOTS[:3]]] == [0, 1, 2]
+    assert engine.monitor.poll() == []
+
+
+def test_a_sweep_source_may_replace_itself() -> None:
+    engine = Engine(format="sglang", sweep_interval=1)
+    calls = []
+
+    def leave() -> list[tuple[int, int, int]]:
+        calls.append(1)
+        engine.monitor._core.set_sweep_source(engine.pool, list)
+        gc.collect()
+        return []
+
+    engine.monitor._core.set_sweep_source(engine.pool, leave)
+    engine.step(1)
+    engine.step(2)
+    assert calls == [1]
+
+
 def test_a_tree_of_drafts() -> None:
     """Two drafts follow the prefix; whichever is accepted is a sound row."""
     engine = Engine()
@@ -473,6 +519,8 @@ def test_buffers_are_kept_alive_and_may_be_interleaved() -> None:
         (lambda: Engine().monitor.verify_now("now", 1, 1, 0, 1, Engine().batch([])), serinus.ValueError,
          "moment takes one of head, tail, sweep, got 'now'"),
         (lambda: serinus.Monitor().add_pool(serinus.kv_layout("fp8_656"), [], num_slots=4), serinus.ValueError, None),
+        (lambda: Engine().monitor.add_pool(Engine().layout, [Engine().kv], kind="swa", full_to_swa=[1, 2]),
+         serinus.TypeError, "full_to_swa must be a tensor (torch, numpy, cupy, DLPack), got list"),
     ],
 )  # fmt: skip
 def test_refusals(break_it, error: type[Exception], message: str | None) -> None:

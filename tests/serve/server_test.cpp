@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -243,6 +244,27 @@ TEST(Server, TooManyConnections) {
     EXPECT_GE(told, 4);
     EXPECT_LT(told, 8);
   }  // and the server ends in spite of those that say nothing
+}
+
+// The kernel drops what finds the queue of new connections full, and a client tries again only
+// after a second.
+TEST(Server, ABurstOfConnectionsFindsRoomInTheQueue) {
+  const Server server(any_port(), nullptr);
+  std::uint32_t room = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    sockaddr_in at{};
+    socklen_t at_size = sizeof at;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&at), &at_size) != 0) continue;
+    if (ntohs(at.sin_port) != server.port()) continue;
+    tcp_info info{};
+    socklen_t info_size = sizeof info;
+    ASSERT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &info_size), 0);
+    room = info.tcpi_sacked;  // of a socket that listens: how many may wait
+  }
+  EXPECT_GE(room, 128u);
 }
 
 TEST(Server, AReaderThatDoesNotReadIsLetGo) {

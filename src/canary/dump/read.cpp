@@ -135,14 +135,16 @@ void check_ascending(const Reader& r, const std::vector<std::int64_t>& slots,
   }
 }
 
-KvLayout read_layout(Reader& r) {
+/// Without bytes to find a layout may be empty, as it is for a Monitor.
+KvLayout read_layout(Reader& r, bool has_bytes) {
   KvLayout layout;
   layout.name = r.text("the layout's name");
   layout.source = r.text("the layout's source");
   layout.page_size = r.value<std::int64_t>("page_size");
-  const auto buffers = r.value<std::uint32_t>("the number of buffers", 1, dump::kMaxSegments);
+  const std::uint32_t least = has_bytes ? 1 : 0;
+  const auto buffers = r.value<std::uint32_t>("the number of buffers", least, dump::kMaxSegments);
   r.array(layout.page_bytes, buffers, "page_bytes");
-  const auto segments = r.value<std::uint32_t>("the number of segments", 1, dump::kMaxSegments);
+  const auto segments = r.value<std::uint32_t>("the number of segments", least, dump::kMaxSegments);
   for (std::uint32_t i = 0; i < segments; ++i) {
     KvSegment s;
     s.name = r.text("a segment's name");
@@ -156,6 +158,7 @@ KvLayout read_layout(Reader& r) {
     s.bytes = r.value<std::int64_t>("a segment's length");
     layout.segments.push_back(std::move(s));
   }
+  if (!has_bytes) return layout;
   r.spend_runs(layout.page_size, segments);
   try {
     layout.validate();
@@ -177,7 +180,7 @@ DumpPool read_pool(Reader& r, Format format, Depth depth, bool source_digests,
       r.value<std::int64_t>("num_slots", 1, std::numeric_limits<std::int32_t>::max());
   p.spec.window = r.value<std::int64_t>("window", 0, std::numeric_limits<std::int64_t>::max());
   p.null_digest = r.value<std::uint64_t>("the null slot's digest");
-  p.spec.layout = read_layout(r);
+  p.spec.layout = read_layout(r, depth != Depth::none);
   if (std::ssize(p.spec.layout.page_bytes) > dump::kMaxBuffers / p.spec.num_layers) {
     r.fail(
         fmt::format("{} layers of {} buffers", p.spec.num_layers, p.spec.layout.page_bytes.size()));

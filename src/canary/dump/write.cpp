@@ -155,15 +155,20 @@ void write_pool(Writer& w, Monitor& m, int pool, const PoolPlan& plan) {
   }
 }
 
-// `pools` are the numbers of the pools that are there: the dump counts those.
-void write_row(Writer& w, const DumpRow& r, const std::vector<int>& pools) {
-  w.value(r.owner);
-  w.value(r.row);
+// A row's pools as the dump counts them: `pools` are the numbers of those that are there.
+std::vector<std::int32_t> numbers_of(const DumpRow& r, const std::vector<int>& pools) {
   std::vector<std::int32_t> numbers;
   for (const int pool : r.pools) {
     const auto at = std::ranges::find(pools, pool);
     if (at != pools.end()) numbers.push_back(static_cast<std::int32_t>(at - pools.begin()));
   }
+  return numbers;
+}
+
+void write_row(Writer& w, const DumpRow& r, const std::vector<int>& pools) {
+  const std::vector<std::int32_t> numbers = numbers_of(r, pools);
+  w.value(r.owner);
+  w.value(r.row);
   w.value(static_cast<std::uint32_t>(numbers.size()));
   w.array(std::span<const std::int32_t>(numbers));
   w.value(static_cast<std::uint64_t>(r.cells.size()));
@@ -171,6 +176,33 @@ void write_row(Writer& w, const DumpRow& r, const std::vector<int>& pools) {
   std::vector<std::int32_t> tokens = r.tokens;
   tokens.resize(r.cells.size(), -1);
   w.array(std::span<const std::int32_t>(tokens));
+}
+
+}  // namespace
+
+namespace {
+
+/// No dump that no reader takes.
+void check_readable(const Monitor& m, const std::vector<int>& pools, const std::string& path) {
+  const auto require = [&](bool ok, const std::string& why) {
+    if (!ok) raise(errors::Page::dump_not_written, {{"got", path}, {"why", why}});
+  };
+  require(pools.size() <= dump::kMaxPools, std::to_string(pools.size()) +
+                                               " pools, a dump has room for " +
+                                               std::to_string(dump::kMaxPools));
+  std::int64_t runs = 0;
+  for (const int pool : pools) {
+    const PoolSpec& spec = m.pool(pool);
+    const std::int64_t segments = std::ssize(spec.layout.segments);
+    const std::int64_t buffers = spec.layout.num_buffers();
+    require(spec.num_layers <= dump::kMaxLayers && segments <= dump::kMaxSegments &&
+                buffers <= dump::kMaxBuffers / spec.num_layers,
+            "pool " + spec.name + " has more layers, segments or buffers than a dump has room for");
+    if (m.options().depth != Depth::none) runs += spec.layout.page_size * segments;
+  }
+  require(runs <= dump::kMaxRuns, std::to_string(runs) +
+                                      " segments in the pages of all pools, a dump has room for " +
+                                      std::to_string(dump::kMaxRuns));
 }
 
 }  // namespace
@@ -193,11 +225,17 @@ void write_dump(Monitor& monitor, const std::string& path, const DumpOptions& op
   }
   h.num_pools = static_cast<std::uint32_t>(pools.size());
   h.step = monitor.stats().steps;
-  h.num_rows = static_cast<std::uint32_t>(options.rows.size());
+  // A row of pools that are gone says nothing; without any it would speak of all.
+  std::vector<const DumpRow*> rows;
+  for (const DumpRow& r : options.rows) {
+    if (r.pools.empty() || !numbers_of(r, pools).empty()) rows.push_back(&r);
+  }
+  h.num_rows = static_cast<std::uint32_t>(rows.size());
+  check_readable(monitor, pools, path);
   Writer w(path);
   w.value(h);
   for (const int pool : pools) write_pool(w, monitor, pool, plan_of(monitor, pool, options));
-  for (const DumpRow& r : options.rows) write_row(w, r, pools);
+  for (const DumpRow* r : rows) write_row(w, *r, pools);
   w.finish();
 }
 

@@ -345,7 +345,7 @@ std::int64_t digested_bytes(std::span<const Source> sources, Depth depth) noexce
 std::vector<Source> sources_of(const KvLayout& layout, int num_layers,
                                std::span<const KvBuffer> buffers) {
   std::vector<Source> sources;
-  std::int64_t key_offset = 0;
+  std::uint64_t key_offset = 0;  // wraps where no memory holds the buffers
   for (int layer = 0; layer < num_layers; ++layer) {
     for (const KvSegment& segment : layout.segments) {
       const auto index = static_cast<std::size_t>(layer * layout.num_buffers() + segment.buffer);
@@ -355,8 +355,8 @@ std::vector<Source> sources_of(const KvLayout& layout, int num_layers,
                                       ? b.page_stride
                                       : layout.page_bytes[static_cast<std::size_t>(segment.buffer)];
       sources.push_back({b.data, b.bytes, stride, segment.offset, segment.token_stride,
-                         segment.bytes, key_offset});
-      key_offset += segment.bytes;
+                         segment.bytes, static_cast<std::int64_t>(key_offset)});
+      key_offset += static_cast<std::uint64_t>(segment.bytes);
     }
   }
   return sources;

@@ -29,9 +29,10 @@ void SerinusBackend::stamp(const Batch& batch, Stream) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
   const Table expected = table_of(batch.expected_tokens, "expected_tokens");
   const auto flat = static_cast<std::int64_t>(batch.out_cache_loc.size());
-  const auto is_full = [](const Pool& p) { return p.spec.kind == PoolKind::full; };
-  const auto found = std::find_if(pools_.begin(), pools_.end(), is_full);
-  const Pool* full = found != pools_.end() ? &*found : nullptr;
+  const Pool* full = nullptr;
+  for (int pool = 0; pool < static_cast<int>(pools_.size()) && full == nullptr; ++pool) {
+    if (is_attached(pool) && at(pool).spec.kind == PoolKind::full) full = &at(pool);
+  }
   std::vector<Write> writes;
   std::vector<std::int64_t> slots;
   std::vector<std::uint64_t> digests, contributions;
