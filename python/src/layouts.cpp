@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include <serinus/kv_layout.h>
 
+#include "base/raise.h"
 #include "bind.h"
 #include "named.h"
 
@@ -22,6 +24,25 @@ namespace nb = nanobind;
 namespace {
 
 using namespace nb::literals;
+
+// Within the bounds of a pool, where 64 bits hold every offset.
+std::int64_t byte_of(const KvLayout& layout, const KvSegment& segment, std::int64_t slot,
+                     std::optional<std::int64_t> page_stride) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const auto require = [&](const char* name, std::int64_t got, std::int64_t most) {
+    if (got >= 0 && got <= most) return;
+    raise(errors::Page::layout_option, {{"name", name},
+                                        {"want", "in [0, " + std::to_string(most) + "]"},
+                                        {"layout", layout.name},
+                                        {"got", std::to_string(got)}});
+  };
+  require("segment.buffer", segment.buffer, layout.num_buffers() - 1);
+  require("slot", slot, kMost);
+  if (page_stride) require("page_stride", *page_stride, kMost);
+  return byte_offset(
+      layout, segment, slot,
+      page_stride.value_or(layout.page_bytes[static_cast<std::size_t>(segment.buffer)]));
+}
 
 KvLayout layout_named(const std::string& name, std::int64_t page_size, std::int64_t heads,
                       std::int64_t head_size, const std::optional<std::string>& dtype,
@@ -100,16 +121,8 @@ void bind_layouts(nb::module_& m) {
                    })
       .def_prop_ro("num_buffers", &KvLayout::num_buffers)
       .def_prop_ro("token_bytes", &KvLayout::token_bytes)
-      .def(
-          "byte_offset",
-          [](const KvLayout& l, const KvSegment& segment, std::int64_t slot,
-             std::optional<std::int64_t> page_stride) {
-            const auto buffer = static_cast<std::size_t>(segment.buffer);
-            return byte_offset(l, segment, slot,
-                               page_stride ? *page_stride : l.page_bytes.at(buffer));
-          },
-          "segment"_a, "slot"_a, "page_stride"_a = nb::none(),
-          "Byte of `segment` of slot `slot` in its buffer; page_stride in bytes, default dense.")
+      .def("byte_offset", &byte_of, "segment"_a, "slot"_a, "page_stride"_a = nb::none(),
+           "Byte of `segment` of slot `slot` in its buffer; page_stride in bytes, default dense.")
       .def("draw", &draw_byte_map, "width"_a = 72, "A map of one page's bytes.")
       .def("__repr__", [](const KvLayout& l) {
         return "KvLayout(" + l.name + ", page_size=" + std::to_string(l.page_size) +

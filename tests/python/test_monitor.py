@@ -609,6 +609,10 @@ def test_layouts() -> None:
         ("rope", "rope", 128),
     ]
     assert layout.byte_offset(layout.segments[1], 33) == layout.page_bytes[0] + 656 + 512
+    for slot, stride in [(-1, None), (1 << 31, None), (1 << 62, None), (5, -1), (5, 1 << 62)]:
+        with pytest.raises(serinus.ValueError) as refused:
+            layout.byte_offset(layout.segments[0], slot, stride)
+        assert refused.value.id == "SRN1202"
     assert "latent" in layout.draw()
     assert serinus.kv_layout("mha_nhd", heads=2, head_size=64, dtype="bfloat16").token_bytes == 2 * 2 * 64 * 2
     with pytest.raises(serinus.ValueError, match="fp8_656") as raised:  # it lists what there is
