@@ -552,6 +552,41 @@ TEST_F(MonitorGpu, DraftPoolsAreATokenAhead) {
   EXPECT_EQ(t.by_gpu.size(), 2u);
 }
 
+// What a reader attached is its own until the slot begins another life.
+TEST_F(MonitorGpu, AttachedSlotsThatChangeHandsAreStale) {
+  Twins t({.verify = VerifyPolicy::rolling, .extra_pools = false});
+  const Ints slots{5, 6, 7};
+  t.alloc(slots, 1);
+  t.prefill(1, 1, slots);
+  t.step();
+  t.transfer(slots, 1, kCache);
+  t.both([](Monitor& m) { m.on_release(1); });
+  t.both([](Monitor& m) { m.on_attach(2, 2, 0, 3); });
+  for (std::size_t i = 0; i < 3; ++i) {
+    for (Shared<std::int32_t>* table : {&t.table, &t.expected}) {
+      table->host[2 * Twins::kWidth + i] = table->host[Twins::kWidth + i];
+    }
+  }
+  t.clear_batch();
+  t.rows = {2}, t.owners = {2}, t.prefix = {3}, t.extend = {0}, t.valid = {3};
+  t.step();
+  t.both([](Monitor& m) { m.flush(); });
+  t.poll();
+  EXPECT_TRUE(t.by_cpu.empty());
+  EXPECT_TRUE(t.by_gpu.empty());
+  t.free(slots, kCache);
+  t.alloc(slots, 3);
+  t.prefill(3, 3, slots);
+  t.rows.push_back(2), t.owners.push_back(2), t.prefix.push_back(3), t.extend.push_back(0);
+  t.valid.push_back(3);
+  t.step();
+  t.expect_equal("recycled");
+  ASSERT_EQ(t.by_gpu.size(), 3u);
+  for (const auto& [key, v] : t.by_gpu) {
+    EXPECT_EQ(v.reasons, Reason::stale | Reason::double_owner) << to_text(v, "kv");
+  }
+}
+
 // Device -> host -> other slots, and slots that move; what did not come along is found.
 TEST_F(MonitorGpu, TiersAndMovesAreWatched) {
   Twins t({.extra_pools = false});
