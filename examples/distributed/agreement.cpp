@@ -23,8 +23,8 @@ std::vector<T> gather(Transport& transport, const std::vector<T>& mine) {
 }
 
 /// The digest that more than half of the ranks have; null if there is none.
-const RankDigest* majority(std::span<const RankDigest> of_ranks) {
-  for (const RankDigest& d : of_ranks) {
+const RequestDigest* majority(std::span<const RequestDigest> of_ranks) {
+  for (const RequestDigest& d : of_ranks) {
     if (std::ranges::count(of_ranks, d) * 2 > std::ssize(of_ranks)) return &d;
   }
   return nullptr;
@@ -43,30 +43,34 @@ void blame(Disagreement& d, int rank, const std::string& why) {
 
 }  // namespace
 
-RankDigest digest_of(Node& node, const Request& request) {
-  return {request.id, static_cast<std::uint32_t>(node.held(request)), node.digest(request)};
+RequestDigest digest_of(Node& node, const Request& request) {
+  RequestDigest d;
+  d.owner = request.id;
+  d.length = node.held(request);
+  d.chain = node.digest(request);
+  return d;
 }
 
 std::vector<Disagreement> agree(Node& node, Transport& transport,
                                 std::span<const Request* const> requests) {
-  std::vector<RankDigest> mine;
+  std::vector<RequestDigest> mine;
   for (const Request* r : requests) mine.push_back(digest_of(node, *r));
-  const std::vector<RankDigest> all = gather(transport, mine);
+  const std::vector<RequestDigest> all = gather(transport, mine);
   const int ranks = transport.size();
 
   std::vector<Disagreement> found;
-  std::vector<std::vector<RankDigest>> digests;  // of each request in `found`, by rank
-  std::vector<Reason> own;                       // what this rank finds wrong with itself
+  std::vector<std::vector<RequestDigest>> digests;  // of each request in `found`, by rank
+  std::vector<Reason> own;                          // what this rank finds wrong with itself
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    std::vector<RankDigest> of_ranks;
+    std::vector<RequestDigest> of_ranks;
     for (int rank = 0; rank < ranks; ++rank) {
       of_ranks.push_back(said(all, mine.size(), static_cast<std::size_t>(rank), i));
     }
     if (std::ranges::count(of_ranks, of_ranks[0]) == ranks) continue;
     std::vector<std::uint64_t> values;
-    for (const RankDigest& d : of_ranks) values.push_back(d.digest);
-    node.watch.on_rank_digests(mine[i].request, values);
-    found.push_back({mine[i].request, {}, {}});
+    for (const RequestDigest& d : of_ranks) values.push_back(d.chain);
+    node.watch.on_rank_digests(mine[i].owner, values);
+    found.push_back({mine[i].owner, {}, {}});
     digests.push_back(std::move(of_ranks));
     own.push_back(own_reasons(node, *requests[i]));
   }
@@ -79,11 +83,11 @@ std::vector<Disagreement> agree(Node& node, Transport& transport,
     for (int rank = 0; rank < ranks; ++rank) {
       const Reason r = said(reasons, found.size(), static_cast<std::size_t>(rank), i);
       if (!any(r)) continue;
-      const std::uint32_t length = digests[i][static_cast<std::size_t>(rank)].length;
+      const std::int64_t length = digests[i][static_cast<std::size_t>(rank)].length;
       blame(d, rank, "holds " + std::to_string(length) + " tokens: " + names_of(r));
     }
     if (!d.ranks.empty()) continue;
-    const RankDigest* most = majority(digests[i]);
+    const RequestDigest* most = majority(digests[i]);
     for (int rank = 0; rank < ranks; ++rank) {
       if (most == nullptr) {
         blame(d, rank, "may be wrong");

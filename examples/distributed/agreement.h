@@ -8,23 +8,18 @@
 #include <string>
 #include <vector>
 
-#include <serinus/canary.h>
+#include <serinus/canary_ranks.h>
 
 #include "node.h"
 #include "transport.h"
 
 namespace distributed {
 
-/// What one rank holds of one request. The bytes of the KV are not in it: ranks hold different
-/// heads.
-struct RankDigest {
-  Owner request = 0;
-  std::uint32_t length = 0;  ///< tokens whose KV is in the pool
-  std::uint64_t digest = 0;  ///< Monitor::request_digest: over the chain of every token
-  friend bool operator==(const RankDigest&, const RankDigest&) = default;
-};
-static_assert(sizeof(RankDigest) == 16);
-RankDigest digest_of(Node& node, const Request& request);
+using serinus::canary::RequestDigest;
+
+/// What this rank holds of one request: how many of its tokens have their KV in the pool, and the
+/// digest over their chains. The bytes of the KV are not in it: ranks hold different heads.
+RequestDigest digest_of(Node& node, const Request& request);
 
 /// A request that the ranks do not hold alike.
 struct Disagreement {

@@ -78,6 +78,12 @@ TEST(Ranks, TheOneThatDiffersIsNamedWithWhat) {
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].request, 0);
   EXPECT_TRUE(found[0].chain && !found[0].length && !found[0].kv);
+  // Ranks that hold different heads compare no bytes: a first token shows all the same.
+  Rank d(3);
+  d.rig.record(d.rig.table[1 * Rig::kCells + 0]).chain ^= 4;
+  found = compare_ranks(gathered({a.digests(), b.digests(), d.digests()}), 3, false);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(to_text(found[0]), "rank 2, request 1: chain");
   // A rank that lost the slot, whatever it says of it.
   a.rig.free({a.rig.table[1 * Rig::kCells + 2]}, 1);
   found = compare_ranks(gathered({a.digests(), b.digests(), b.digests()}), 3);
