@@ -13,12 +13,17 @@ using cudaError_t = int;
 using cudaStream_t = void*;
 using cudaGraph_t = void*;
 using cudaGraphExec_t = std::vector<std::function<void()>>*;
-enum { cudaSuccess, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-enum { cudaStreamCaptureModeGlobal, cudaStreamNonBlocking };
+using cudaEvent_t = void*;
+enum { cudaSuccess, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaErrorNotReady };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming };
 
 namespace emulator {
 /// Launches since a capture began; null while there is none.
 inline std::vector<std::function<void()>>* capture = nullptr;
+inline unsigned long long captures = 0;
+inline std::size_t streams = 0;
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t) {
@@ -66,7 +71,8 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
 inline cudaError_t cudaStreamCreate(cudaStream_t*) {
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, int) {
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, int) {
+  *stream = reinterpret_cast<cudaStream_t>(++emulator::streams);
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t) {
@@ -74,6 +80,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t, int) {
   emulator::capture = new std::vector<std::function<void()>>;
+  ++emulator::captures;
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
@@ -95,4 +102,66 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 inline cudaError_t cudaGraphDestroy(cudaGraph_t) {
   return cudaSuccess;
+}
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void*, std::size_t* count) {
+  *count = static_cast<cudaGraphExec_t>(graph)->size();
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status,
+                                            unsigned long long* id) {
+  *status =
+      emulator::capture != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *id = emulator::captures;
+  return cudaSuccess;
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+
+// All is done when the call returns.
+inline cudaError_t cudaMallocHost(void** p, std::size_t n) {
+  return cudaMalloc(p, n);
+}
+inline cudaError_t cudaFreeHost(void* p) {
+  return cudaFree(p);
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, int) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+  *ms = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+/// Nothing runs beside the host here.
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t, void (*)(void*), void*) {
+  return cudaErrorNotReady;
 }
