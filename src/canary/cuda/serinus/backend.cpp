@@ -9,6 +9,7 @@
 
 #include "base/checks.h"
 #include "base/raise.h"
+#include "canary/cuda/serinus/memory.h"
 #include "canary/cuda/serinus/params.h"
 #include "canary/serinus/digest.h"
 #include "canary/serinus/judge.h"
@@ -302,7 +303,7 @@ CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device devi
       ring_copy_(device, ring_memory_.bytes()),
       copied_(device) {
   if (options.source_digests) unsupported(device, "digests by source (Options::source_digests)");
-  clear_ring(ring_, own_.get());
+  clear(ring_.memory, own_.get());  // the gaps between its parts, too: it is copied as a whole
   for (int i = 0; i < kChunks; ++i) chunks_.emplace_back(device, kSmallestChunk);
   gpu::synchronize(device_);
 }
