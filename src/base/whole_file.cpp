@@ -1,5 +1,10 @@
 #include "base/whole_file.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <filesystem>
 #include <string>
@@ -37,11 +42,28 @@ WholeFile::WholeFile(std::string path, Fail fail) : path_(std::move(path)), fail
     const fs::path real = fs::canonical(path_, failed);
     target_ = failed ? path_ : real.string();
     partial_ = target_ + ".partial";
+    lock_partial();
   }
   errno = 0;
   out_.open(replaced ? partial_ : path_,
             std::ios::binary | (replaced ? std::ios::trunc : std::ios::app));
   if (!out_) this->fail();
+}
+
+WholeFile::Lock::~Lock() {
+  if (fd >= 0) close(fd);
+}
+
+void WholeFile::lock_partial() {
+  errno = 0;
+  lock_.fd = open(partial_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock_.fd < 0) fail();
+  // A file system without locks has none to ask. A file that was renamed meanwhile is another's.
+  struct stat locked = {}, named = {};
+  const bool busy = flock(lock_.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  const bool same = fstat(lock_.fd, &locked) == 0 && stat(partial_.c_str(), &named) == 0 &&
+                    locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
+  if (busy || !same) fail_(path_, "somebody else is writing it");
 }
 
 WholeFile::~WholeFile() {

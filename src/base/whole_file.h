@@ -14,8 +14,8 @@ class WholeFile {
   /// Raises the page that belongs to the file; must not return.
   using Fail = void (*)(const std::string& path, const std::string& why);
 
-  /// Opens `path`.partial, or what is no regular file. Fails where that cannot be, and where the
-  /// path holds a NUL, at which the system would end it.
+  /// Opens `path`.partial, or what is no regular file. Fails where that cannot be, where the path
+  /// holds a NUL, at which the system would end it, and while somebody else writes the same file.
   WholeFile(std::string path, Fail fail);
   /// Removes what was written, unless finish() succeeded.
   ~WholeFile();
@@ -28,11 +28,19 @@ class WholeFile {
   void finish();
 
  private:
+  /// Held as long as the partial file is written; a process that dies lets go of it.
+  struct Lock {
+    int fd = -1;
+    ~Lock();
+  };
+
+  void lock_partial();
   void fail() const;
 
   std::string path_;
   std::string target_, partial_;  ///< renamed from partial_; both empty where nothing is
   Fail fail_;
+  Lock lock_;
   std::ofstream out_;
   bool finished_ = false;
 };

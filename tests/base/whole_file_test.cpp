@@ -81,6 +81,20 @@ TEST_F(WholeFileTest, ALinkStaysALink) {
   EXPECT_FALSE(fs::exists(path("target.partial")));
 }
 
+// Two ranks that dump to one path: one file is whole, and it is not a mixture of both.
+TEST_F(WholeFileTest, OnlyOneWritesAtATime) {
+  {
+    WholeFile first(path("a"), refuse);
+    first.write("one");
+    EXPECT_THROW(write(path("a"), "another"), std::runtime_error);
+    first.finish();
+    EXPECT_EQ(read("a"), "one");
+  }
+  std::ofstream(path("a.partial")) << "left by a process that died";
+  write(path("a"), "two");
+  EXPECT_EQ(read("a"), "two");
+}
+
 TEST_F(WholeFileTest, WhatCannotBeIsRefused) {
   EXPECT_THROW(write(dir.string(), "x"), std::runtime_error);
   EXPECT_THROW(write(path("no/such/folder"), "x"), std::runtime_error);
