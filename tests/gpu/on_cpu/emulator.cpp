@@ -101,8 +101,3 @@ void run(dim3 grid, dim3 block, const std::function<void()>& body) {
 }
 
 }  // namespace emulator
-
-// What a launch asks for as dynamic shared memory: more than any does.
-namespace serinus::canary::cuda {
-thread_local uint4 shared_memory[1 << 14];
-}

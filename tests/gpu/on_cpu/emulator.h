@@ -8,13 +8,14 @@
 #include <cstring>
 #include <functional>
 
+// CUDA's names. NOLINTBEGIN(bugprone-reserved-identifier)
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ thread_local  // one CTA at a time, on one thread
+#define __shared__ static  // one CTA at a time, on one thread
 
 struct dim3 {
   unsigned x, y, z;
@@ -166,3 +167,4 @@ T atomicCAS(T* p, T expected, T v) {
   if (before == expected) *p = v;
   return before;
 }
+// NOLINTEND(bugprone-reserved-identifier)

@@ -10,6 +10,7 @@
 #include "canary/cuda/lanes.cuh"
 #include "canary/cuda/serinus/params.h"
 #include "gpu/ptx/copy.cuh"
+#include "gpu/ptx/grid.cuh"
 #include "gpu/ptx/shared.cuh"
 
 namespace serinus::canary::cuda {
@@ -57,8 +58,7 @@ struct DigestScratch {
 /// A kernel's shared memory, as the launch sizes it.
 template <class T>
 __device__ __forceinline__ T& shared_as() {
-  extern __shared__ uint4 shared_memory[];
-  return *reinterpret_cast<T*>(shared_memory);
+  return *reinterpret_cast<T*>(gpu::ptx::dynamic_shared());
 }
 
 /// Once a kernel; a barrier must follow.
