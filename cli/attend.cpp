@@ -30,6 +30,8 @@ namespace {
 constexpr const char* kInputs[] = {"q",        "kv",        "indices",    "q_scale",
                                    "kv_scale", "attn_sink", "topk_length"};
 
+constexpr const char* kNoFile = "what the command line names";
+
 struct Arguments {
   std::string file;
   std::array<std::string, std::size(kInputs)> npy;
@@ -53,7 +55,7 @@ class Inputs {
       std::erase_if(tensors_, [&](const Tensor& old) { return old.name() == kInputs[i]; });
       add(Tensor(kInputs[i], t.dtype(), t.shape(), t.bytes()));
     }
-    if (source_.empty()) source_ = "what the command line names";
+    if (source_.empty()) source_ = kNoFile;
   }
 
   std::optional<TensorView> find(std::string_view name) const {
@@ -67,6 +69,11 @@ class Inputs {
     if (const auto found = find(name)) return *found;
     std::string names;
     for (const Tensor& t : tensors_) names += (names.empty() ? "" : ", ") + t.name();
+    if (names.empty() && source_ == kNoFile)
+      raise(errors::Page::bad_command_line,
+            {{"got",
+              "attend: FILE, or --q, --kv and --indices, must be given (--example DIR makes "
+              "a file to try)"}});
     raise(errors::Page::tensor_missing, {{"name", std::string(name)},
                                          {"file", source_},
                                          {"got", names.empty() ? "nothing" : names}});
@@ -313,7 +320,7 @@ void write_example(const std::string& dir) {
 void add_attend(CLI::App& app, int& exit_code) {
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand("attend", "FP8 sparse MLA prefill on tensors from files");
-  cmd->add_option("file", args->file,
+  cmd->add_option("FILE", args->file,
                   "A .safetensors file whose tensors are named as the options below");
   for (std::size_t i = 0; i < std::size(kInputs); ++i) {
     std::string option = std::string("--") + kInputs[i];

@@ -177,7 +177,7 @@ std::string fish(const std::vector<Command>& commands) {
 void add_completion(CLI::App& app, int& exit_code) {
   CLI::App* cmd = app.add_subcommand("completion", "Print a completion script for a shell");
   const auto shell = std::make_shared<std::string>();
-  cmd->add_option("shell", *shell, "The shell")
+  cmd->add_option("SHELL", *shell, "The shell")
       ->required()
       ->check(CLI::IsMember(std::vector<std::string>{"bash", "zsh", "fish"}));
   cmd->callback([&app, &exit_code, shell] {

@@ -190,7 +190,7 @@ void add_explain(CLI::App& app, int& exit_code) {
   };
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand("explain", "What an error means and how to mend it");
-  cmd->add_option("error", args->words,
+  cmd->add_option("ERROR", args->words,
                   "An id, a slug, or the line that you got (- reads it from standard input); "
                   "without one, all errors are listed");
   cmd->add_flag("--json", args->json, "Print JSON");

@@ -154,7 +154,7 @@ void layouts(const Arguments& args) {
 void add_layouts(CLI::App& app, int& exit_code) {
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand("layouts", "The named KV layouts: a list, or one drawn");
-  cmd->add_option("name", args->name, "The layout to draw; without one, all are listed");
+  cmd->add_option("NAME", args->name, "The layout to draw; without one, all are listed");
   cmd->add_option("--page", args->page, "Tokens a page (default: the layout's usual page)")
       ->check(CLI::Range(1, 65536));
   cmd->add_option("--heads", args->heads, "KV heads, for mha_*")->check(CLI::Range(1, 1024));

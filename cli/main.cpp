@@ -74,7 +74,11 @@ std::string nearest(const CLI::App& app, const std::string& word) {
   std::string text = e.what();
   std::replace(text.begin(), text.end(), '\n', ' ');
   const std::vector<std::string> unknown = app.remaining(true);
-  if (app.get_subcommands().empty())
+  const std::vector<CLI::App*> used = app.get_subcommands();
+  if (!used.empty() && text == "A subcommand is required")
+    text = used.front()->get_name() + ": a subcommand is required (serinus " +
+           used.front()->get_name() + " --help lists them)";
+  if (used.empty())
     text = unknown.empty() ? "a subcommand is required (serinus --help lists them)"
                            : "there is no subcommand " + unknown.front();
   for (const std::string& word : unknown) {

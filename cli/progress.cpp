@@ -10,6 +10,13 @@
 
 namespace serinus::cli {
 
+namespace {
+
+// Before this share the first step and its page faults are all that a rate tells of.
+constexpr double kTelling = 0.05;
+
+}  // namespace
+
 std::string grouped(std::int64_t n) {
   std::string text = std::to_string(n);
   const std::int64_t first = n < 0 ? 1 : 0;
@@ -46,12 +53,13 @@ void ProgressLine::show(std::int64_t done, std::int64_t total, std::int64_t work
   const double share =
       work_total > 0 ? static_cast<double>(work_done) / static_cast<double>(work_total) : 0;
   const double rate = seconds > 0 ? static_cast<double>(work_done) / seconds : 0;
-  const std::string left =
-      work_done > 0 ? duration_text(static_cast<double>(work_total - work_done) / rate) + " left"
-                    : "";
-  const std::string words =
-      fmt::format("{:3.0f} %  {} of {} {}  {:.2f} M tokens/s  {}", 100 * share, grouped(done),
-                  grouped(total), unit_, rate / 1e6, left);
+  std::string words =
+      fmt::format("{:3.0f} %  {} of {} {}", 100 * share, grouped(done), grouped(total), unit_);
+  if (share >= kTelling) {
+    words += fmt::format("  {:.3g} {} tokens/s  {} left", rate >= 1e6 ? rate / 1e6 : rate / 1e3,
+                         rate >= 1e6 ? "M" : "k",
+                         duration_text(static_cast<double>(work_total - work_done) / rate));
+  }
   if (!terminal_) {
     fmt::print(stderr, "{}\n", words);
     return;

@@ -182,7 +182,7 @@ void add_replay(CLI::App& app, int& exit_code) {
   engine::EngineOptions& o = args->options;
   CLI::App* cmd = app.add_subcommand(
       "replay", "Replay a serving trace over a paged KV pool with a prefix cache, the canary on");
-  cmd->add_option("trace", args->trace, "Trace: Mooncake or Qwen-Bailian JSONL, Azure CSV")
+  cmd->add_option("TRACE", args->trace, "Trace: Mooncake or Qwen-Bailian JSONL, Azure CSV")
       ->required();
   cmd->add_option("--requests", args->requests, "The first N requests only, 0 = all")
       ->check(at_least(0))

@@ -82,9 +82,9 @@ std::string cards(const ReplayRun& run) {
   out += card(grouped(static_cast<std::int64_t>(r.canary.records_verified)), "entries verified");
   out += card(bytes_text(static_cast<double>(r.canary.bytes_digested)), "of KV digested");
   out += card(grouped(static_cast<std::int64_t>(r.canary.sweeps)), "sweeps of the live slots");
-  out += card(fmt::format("{} ({:.0f} %)", duration_text(r.canary_seconds),
-                          share(r.canary_seconds, r.seconds)),
-              fmt::format("in the canary, of {}", duration_text(r.seconds)));
+  out += card(duration_text(r.canary_seconds),
+              fmt::format("in the canary, {:.0f} % of {}", share(r.canary_seconds, r.seconds),
+                          duration_text(r.seconds)));
   return out + "</div>\n";
 }
 
@@ -149,7 +149,7 @@ std::string pool_map(const ReplayRun& run) {
     const double x = kWidth * static_cast<double>(f.step) / steps;
     const double y = kHeight * static_cast<double>(f.slot) / static_cast<double>(slots);
     out += fmt::format("<g class=\"{}\"><title>{}: {}, step {}, slot {}</title>", name_of(f.state),
-                       serve::html_escaped(f.kind), name_of(f.state), f.step, f.slot);
+                       serve::html_escaped(f.kind), words_of(f.state), f.step, f.slot);
     if (f.state == FaultState::detected) {
       const double to = kWidth * static_cast<double>(f.detected_step) / steps;
       out += fmt::format(
@@ -250,7 +250,7 @@ std::string fault_list(const std::vector<InjectedFault>& faults) {
     out += fmt::format(
         "<tr><td>{} {}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"words\">{}{}</td></tr>\n",
         i, serve::html_escaped(f.kind), f.step,
-        seen ? std::to_string(f.detected_step) : name_of(f.state),
+        seen ? std::to_string(f.detected_step) : words_of(f.state),
         f.slot < 0 ? "–" : std::to_string(f.slot), serve::html_escaped(f.note),
         seen ? " → " + canary::names_of(f.reasons)
              : (f.why.empty() ? "" : " (" + serve::html_escaped(f.why) + ")"));

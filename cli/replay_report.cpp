@@ -67,6 +67,12 @@ Json to_json(const ClassCounts& c) {
 
 }  // namespace
 
+std::string words_of(engine::FaultState state) {
+  std::string words = name_of(state);
+  std::ranges::replace(words, '_', ' ');
+  return words;
+}
+
 std::string summary_text(const ReplayRun& run) {
   const engine::ReplayResult& r = run.result;
   const engine::Counters& c = r.counters;
@@ -110,7 +116,7 @@ std::string summary_text(const ReplayRun& run) {
   for (const InjectedFault& f : r.faults) {
     if (f.state == FaultState::not_visible || f.state == FaultState::masked ||
         f.state == FaultState::not_placed)
-      ++reasons[fmt::format("{}, {}: {}", f.kind, name_of(f.state), f.why)];
+      ++reasons[fmt::format("{}, {}: {}", f.kind, words_of(f.state), f.why)];
   }
   for (const auto& [why, n] : reasons) line("  not seen", fmt::format("{} x {}", n, why));
   if (s.dropped > 0) line("violations dropped", grouped(static_cast<std::int64_t>(s.dropped)));

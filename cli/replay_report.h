@@ -22,6 +22,9 @@ struct ReplayRun {
   std::int64_t peak_rss_bytes = 0;
 };
 
+/// A state as people read it: "not placed".
+std::string words_of(engine::FaultState state);
+
 /// Lines "name: value"; among them exactly "false alarms: N".
 std::string summary_text(const ReplayRun& run);
 /// One JSON object, on one line or indented.

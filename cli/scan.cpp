@@ -32,12 +32,12 @@ void print_text(const canary::Dump& dump, const canary::ScanResult& r, const std
   fmt::print("dump: {}, version {}, format {}, depth {}, step {}\n", file, dump.version,
              name_of(dump.format), name_of(dump.depth), dump.step);
   for (const canary::DumpPool& p : dump.pools) {
-    fmt::print("pool {}: {}; {} of {} slots, bytes of {}, {} events\n", printable(p.spec.name),
-               printable(layout_text(p), 200), p.slots.size(), p.spec.num_slots,
-               p.byte_slots.size(), p.events.size());
+    fmt::print("pool {}: {}; holds slots {} of {}, bytes of {}, events {}\n",
+               printable(p.spec.name), printable(layout_text(p), 200), p.slots.size(),
+               p.spec.num_slots, p.byte_slots.size(), p.events.size());
   }
-  fmt::print("checked: {} records, bytes of {} slots, {} cells of {} rows\n", r.written,
-             r.bytes_checked, r.cells, dump.rows.size());
+  fmt::print("checked: records {}, slots with bytes {}, table rows {}, their cells {}\n", r.written,
+             r.bytes_checked, dump.rows.size(), r.cells);
   for (const canary::Violation& v : r.violations) {
     fmt::print("{}\n", canary::to_text(
                            v, printable(dump.pools[static_cast<std::size_t>(v.pool)].spec.name)));
@@ -94,7 +94,7 @@ int run(const Arguments& args) {
       std::ifstream found(args.path + "/" + kBundleViolations);
       std::int64_t lines = 0;
       while (std::getline(found, line)) ++lines;
-      fmt::print("reported while it ran: {} violations, in {}\n", lines, kBundleViolations);
+      fmt::print("violations while it ran: {}, in {}\n", lines, kBundleViolations);
     }
     print_text(dump, result, file);
   }
@@ -107,7 +107,7 @@ void add_scan(CLI::App& app, int& exit_code) {
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand(
       "scan", "Check a pool dump: records against ledger, predecessors, bytes and table rows");
-  cmd->add_option("path", args->path, "A dump, or the folder of `serinus replay --bundle`")
+  cmd->add_option("PATH", args->path, "A dump, or the folder of `serinus replay --bundle`")
       ->required();
   cmd->add_option("--limit", args->limit, "Violations that are shown")->capture_default_str();
   cmd->add_flag("--json", args->json, "One JSON object on standard output");

@@ -174,7 +174,7 @@ void add_scenario(CLI::App& app, int& exit_code) {
   auto args = std::make_shared<Arguments>();
   CLI::App* cmd = app.add_subcommand(
       "scenario", "Run fault scenarios and show what the canary reports of each");
-  cmd->add_option("files", args->files, "Scenario files (JSON Lines, docs/design/scenarios.md)")
+  cmd->add_option("FILE", args->files, "Scenario files (JSON Lines, docs/design/scenarios.md)")
       ->required()
       ->type_name("FILE");
   cmd->add_option("--format", args->format, "Record format: serinus, sglang or both")

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include <serinus/metrics.h>
 #include <serinus/version.h>
@@ -163,9 +165,12 @@ Json violation_json(const SeenViolation& seen) {
 Json pool_json(const Picture& picture, std::size_t i, const std::vector<SeenViolationPtr>& seen) {
   const PoolPicture& p = picture.pools[i];
   std::vector<std::uint32_t> marks(p.written.size());
+  // One that was listed again with a new reason is one: it kept its first step.
+  std::set<std::pair<std::int64_t, std::uint64_t>> marked;
   for (const SeenViolationPtr& v : seen) {
     const std::int64_t slot = v->violation.slot;
-    if (v->violation.pool == static_cast<int>(i) && slot >= 0 && slot < p.num_slots)
+    if (v->violation.pool == static_cast<int>(i) && slot >= 0 && slot < p.num_slots &&
+        marked.emplace(slot, v->violation.first_step).second)
       ++marks[static_cast<std::size_t>(slot / p.slots_per_cell)];
   }
   std::int64_t empty = 0, written = 0, cached = 0;
@@ -400,7 +405,9 @@ Response Site::pools(std::string_view rest) const {
   }
   const std::size_t slash = std::min(rest.find('/'), rest.size());
   const auto pool = parse_number(rest.substr(0, slash), std::numeric_limits<int>::max());
-  if (!pool || *pool >= count) throw Refused{404, fmt::format("there are {} pools", count)};
+  if (!pool || *pool >= count)
+    throw Refused{
+        404, count == 0 ? "there are no pools" : fmt::format("the pools are 0 to {}", count - 1)};
   rest.remove_prefix(slash);
   if (rest.empty()) return json(pool_json(*picture, *pool, seen()));
   constexpr std::string_view kSlots = "/slots/";

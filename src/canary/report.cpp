@@ -4,6 +4,7 @@
 #include <serinus/canary.h>
 
 #include "base/json.h"
+#include "base/raise.h"
 
 namespace serinus::canary {
 
@@ -113,8 +114,10 @@ std::string names_of(Reason reasons) {
 }
 
 std::string to_text(const Stall& s, std::string_view pool_name) {
-  return fmt::format("kv-canary stopped running: moment={} pool={} since step={}",
-                     name_of(s.moment), printable(pool_name, kMostOfAName), s.since_step);
+  return error_message(errors::Page::canary_check_stopped,
+                       {{"got", name_of(s.moment)},
+                        {"pool", printable(pool_name, kMostOfAName)},
+                        {"step", std::to_string(s.since_step)}});
 }
 
 std::string to_text(const LedgerEvent& e) {

@@ -18,6 +18,13 @@ int attribute(cudaDeviceAttr what, int device) noexcept {
   return value;
 }
 
+// CUDA calls a machine without a driver one whose driver is too old.
+std::string words_of(cudaError_t e) {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver";
+  return cudaGetErrorString(e);
+}
+
 bool is_hopper(int major, int minor) noexcept {
   return major == 9 && minor == 0;
 }
@@ -32,7 +39,7 @@ Survey survey() {
   int count = 0;
   if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess) {
     cudaGetLastError();
-    s.problem = cudaGetErrorString(e);
+    s.problem = words_of(e);
     return s;
   }
   for (int i = 0; i < count; ++i) {
@@ -61,8 +68,7 @@ void require_hopper(std::string_view name, Device device) {
   int count = 0;
   if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess) {
     cudaGetLastError();
-    raise(errors::Page::no_cuda_device,
-          {{"device", device_string(device)}, {"got", cudaGetErrorString(e)}});
+    raise(errors::Page::no_cuda_device, {{"device", device_string(device)}, {"got", words_of(e)}});
   }
   if (device.index < 0 || device.index >= count) {
     raise(errors::Page::no_cuda_device,

@@ -57,6 +57,7 @@ TEST(Health, AForwardPathWithoutBrackets) {
   for (int i = 0; i < 50; ++i) e.step({0});
   ASSERT_EQ(warnings.lines.size(), 2u);  // once each
   EXPECT_EQ(warnings.lines[1], "kv-canary stopped running: moment=tail pool=draft since step=0");
+  EXPECT_EQ(find_error(warnings.lines[1])->id, "SRN3022");
   e.step({0, 1});
   EXPECT_TRUE(e.monitor.health().empty());
 }

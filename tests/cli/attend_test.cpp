@@ -130,7 +130,7 @@ TEST_F(Attend, WhatPIsRoundedTo) {
 
 TEST_F(Attend, WhatIsMissingIsNamed) {
   make_example();
-  expect_refused(run_command("attend"), "SRN4003", "no tensor q");
+  expect_refused(run_command("attend"), "SRN6001", "--example DIR", 2);
   expect_refused(run_command("attend --q " + path("q.npy")), "SRN4003", "no tensor kv");
   expect_refused(run_command("attend " + path("none.safetensors")), "SRN4101", "none.safetensors");
   expect_refused(run_command("attend " + dir.string()), "SRN4101", "no regular file");

@@ -49,6 +49,9 @@ TEST(Command, AValueThatAnOptionDoesNotAcceptIsNamedWithThoseThatItDoes) {
       {"replay t --budget 0", "--budget: must be a whole number, 1 or more, got 0"},
       {"replay t --seed 18446744073709551616", "--seed: must be a whole number, 0 or more, got 18"},
       {"replay t --trace-format x", "--trace-format: x not in {automatic,mooncake,qwen,azure}"},
+      {"bench", "bench: a subcommand is required (serinus bench --help"},
+      {"replay", "command line: TRACE is required"},
+      {"scenario", "command line: FILE is required"},
       {"layouts mha_nhd --dtype x", "--dtype: x not in {bf16,bfloat16,e4m3,"},
   };
   for (const auto& [arguments, message] : cases) {

@@ -99,6 +99,12 @@ TEST_F(Replay, EveryFormatDepthAndPolicyIsQuiet) {
   }
 }
 
+TEST_F(Replay, AFaultWithoutItsPlaceIsSaidInWords) {
+  const CommandResult r = replay("--faults torn_transfer");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("  not seen: 1 x torn_transfer, not placed: "), std::string::npos) << r.out;
+}
+
 TEST_F(Replay, WritesAWholeReport) {
   const fs::path report = folder_ / "a" / "report";
   const CommandResult r = replay(

@@ -105,6 +105,23 @@ TEST(Site, MetricsAreThoseOfTheLibrary) {
   EXPECT_EQ(alone.answer(get("/metrics")).body, canary::metrics_text({}));
 }
 
+TEST(Site, AViolationThatIsListedAgainIsOneOnTheMap) {
+  Watched w;
+  const auto found = w.json("/api/violations")["violations"][0];
+  canary::Violation again;
+  again.slot = found["slot"];
+  again.first_step = found["first_step"];
+  w.feed.add(again, "kv", "");
+  again.first_step += 1;  // another fault
+  w.feed.add(again, "kv", "");
+  EXPECT_EQ(w.json("/api/violations")["violations"].size(), 3u);
+  const Json pool = w.json("/api/pools/0");
+  EXPECT_EQ(pool["map"]["violations"][again.slot / pool["map"]["slots_per_cell"].get<int>()], 2);
+  const Response r = w.ask("/api/pools/7");
+  EXPECT_EQ(status_of(r), 404);
+  EXPECT_NE(r.body.find("the pools are 0 to 1"), std::string::npos) << r.body;
+}
+
 TEST(Site, Violations) {
   const Watched w;
   const Json all = w.json("/api/violations");
