@@ -74,6 +74,11 @@ std::string nearest(const CLI::App& app, const std::string& word) {
   std::string text = e.what();
   std::replace(text.begin(), text.end(), '\n', ' ');
   const std::vector<std::string> unknown = app.remaining(true);
+  constexpr std::string_view kNotANumber = "Could not convert: ";  // "... --page = x"
+  if (const std::size_t equals = text.find(" = ");
+      text.starts_with(kNotANumber) && equals != std::string::npos)
+    text = text.substr(kNotANumber.size(), equals - kNotANumber.size()) +
+           ": must be a number, got " + text.substr(equals + 3);
   const std::vector<CLI::App*> used = app.get_subcommands();
   if (!used.empty() && text == "A subcommand is required")
     text = used.front()->get_name() + ": a subcommand is required (serinus " +

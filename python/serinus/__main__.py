@@ -1,4 +1,4 @@
-"""``python -m serinus doctor`` and ``python -m serinus explain``. The full command is ``serinus`` (cli/)."""
+"""The package as a command: python -m serinus doctor, python -m serinus explain. The full command is serinus."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ TEST(Command, AValueThatAnOptionDoesNotAcceptIsNamedWithThoseThatItDoes) {
       {"replay t --format x", "--format: x not in {serinus,sglang}"},
       {"layouts mha_nhd --order x", "--order: x not in {nhd,hnd}"},
       {"replay t --requests -1", "--requests: must be a whole number, 0 or more, got -1"},
+      {"replay t --pool-tokens 1M", "--pool-tokens: must be a number, got 1M"},
       {"replay t --budget 0", "--budget: must be a whole number, 1 or more, got 0"},
       {"replay t --seed 18446744073709551616", "--seed: must be a whole number, 0 or more, got 18"},
       {"replay t --trace-format x", "--trace-format: x not in {automatic,mooncake,qwen,azure}"},
