@@ -50,8 +50,7 @@ def _as_text(found: dict) -> str:
         usable = "usable" if d["usable"] else "not usable: the kernels need Hopper (9.0)"
         out += row("GPU", f"{d['index']}: {d['name']}, compute capability {capability}, {usable}")
     if not cuda["devices"]:
-        no_driver = cuda["built"] and not cuda["driver_version"]
-        out += row("GPU", "none that could be used: there is no NVIDIA driver" if no_driver else cuda["problem"])
+        out += row("GPU", cuda["problem"])
     frameworks = ", ".join(f"{name} {version}" for name, version in found["frameworks"].items())
     return out + row("frameworks", frameworks or "none (numpy helps)")
 
