@@ -17,7 +17,8 @@ Memory::Memory(Device device, const void* from, std::size_t bytes) : Memory(devi
 }
 
 Memory::~Memory() {
-  cudaFree(data_);
+  // Even the free of nothing ends a capture that is going on.
+  if (data_ != nullptr) cudaFree(data_);
 }
 
 void Memory::download(void* to, std::size_t bytes, std::size_t offset) const {

@@ -1,5 +1,5 @@
-// Memory of a GPU that somebody has to own, and a clock: for the command and its benchmarks. The
-// library's own calls never allocate. No CUDA header here.
+// Memory of a GPU that somebody has to own, and a clock: for the command, its benchmarks and the
+// Monitor. Plain functions of the library never allocate. No CUDA header here.
 #pragma once
 
 #include <cstddef>
