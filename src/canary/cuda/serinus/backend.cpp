@@ -599,7 +599,7 @@ std::vector<CudaBackend::Cells> CudaBackend::take_due(int pool, const Batch* bat
 /// Requests that are nothing but their due cells. Two calls of it: before and after send().
 class CudaBackend::CellBatch {
  public:
-  CellBatch(Section& section, std::vector<Cells> cells) : n_(std::ssize(cells)) {
+  CellBatch(Section& section, const std::vector<Cells>& cells) : n_(std::ssize(cells)) {
     std::vector<std::int64_t> rows, due, valid;
     std::vector<Owner> owners;
     for (const Cells& c : cells) {
