@@ -68,17 +68,15 @@ TEST(ParallelFor, NeverUsesMore) {
 
 TEST(ParallelFor, RethrowsTheFirstExceptionAndIsUsableAfterwards) {
   for (int round = 0; round < 20; ++round) {
-    std::atomic<int> begun{0};
     try {
-      parallel_for(4, 100'000, 1, [&](std::int64_t begin, std::int64_t) {
-        ++begun;
+      // More ranges than anybody could wait for: those that were not begun are left out.
+      parallel_for(4, 1'000'000'000'000, 1, [&](std::int64_t begin, std::int64_t) {
         if (begin == 3) throw std::runtime_error("three");
       });
       FAIL() << "nothing was thrown";
     } catch (const std::runtime_error& e) {
       EXPECT_STREQ(e.what(), "three");
     }
-    EXPECT_LT(begun, 100'000) << "ranges that were not begun are left out";
   }
 }
 
