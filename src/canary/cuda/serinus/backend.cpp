@@ -221,7 +221,10 @@ class CudaBackend::Section {
                    view(fresh_at_[i], DType::i64, {std::ssize(fresh_[i])}), Moment::head, stream_);
     }
   }
-  void keep_fresh() {
+  /// All that was put goes, and what was announced is launched; what is fresh waits for a head.
+  void pass_on() {
+    send();
+    launch_pending();
     for (std::size_t i = 0; i < fresh_.size(); ++i) b_.pools_[i]->fresh.swap(fresh_[i]);
   }
 
@@ -376,9 +379,7 @@ void CudaBackend::gathered(std::size_t slots) {
   if (pending_slots_ < kMostPending) return;
   Section section(*this, {announced_in_});
   section.put_pending();
-  section.send();
-  section.launch_pending();
-  section.keep_fresh();
+  section.pass_on();
 }
 
 CudaBackend::Pending& CudaBackend::next_pending(int pool) {
@@ -674,9 +675,7 @@ void CudaBackend::tail(const Batch& batch, Stream stream) {
   Section section(*this, stream);
   section.put_pending();
   section.put_batch(batch);
-  section.send();
-  section.launch_pending();
-  section.keep_fresh();
+  section.pass_on();
   run_tail(pools_of(batch.pools), with_attached(section.batch(batch)), stream);
 }
 
@@ -686,9 +685,7 @@ void CudaBackend::stamp(const Batch& batch, Stream stream) {
   Section section(*this, stream);
   section.put_pending();
   section.put_batch(batch);
-  section.send();
-  section.launch_pending();
-  section.keep_fresh();
+  section.pass_on();
   run_stamp(pools_of(batch.pools), with_attached(section.batch(batch)), stream);
 }
 
@@ -718,9 +715,7 @@ void CudaBackend::tail(const DeviceBatch& batch, std::span<const int> pools, Str
   if (!is_captured(stream)) {
     Section section(*this, stream);
     section.put_pending();
-    section.send();
-    section.launch_pending();
-    section.keep_fresh();
+    section.pass_on();
   }
   run_tail(pools_of(pools), with_attached(batch), stream);
 }
@@ -752,9 +747,7 @@ void CudaBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::
   Section section(*this, stream);
   section.put_pending();
   const CellBatch cells(section, {{owner, row, begin, end, valid}});
-  section.send();
-  section.launch_pending();
-  section.keep_fresh();
+  section.pass_on();
   std::optional<TensorView> expected;
   if (tables.expected_tokens.data != nullptr) expected = tables.expected_tokens;
   for (const int pool : pools_of(tables.pools)) {
@@ -898,9 +891,7 @@ void CudaBackend::settle() const {
   {
     Section section(self, own_.get());
     section.put_pending();
-    section.send();
-    section.launch_pending();
-    section.keep_fresh();
+    section.pass_on();
   }
   gpu::synchronize(device_);
 }
