@@ -11,8 +11,8 @@
 
 #include "canary/cuda/grid.h"
 #include "canary/cuda/serinus/bytes.cuh"
-#include "canary/cuda/serinus/cells.cuh"
 #include "canary/cuda/serinus/tile.h"
+#include "canary/cuda/serinus/tokens.cuh"
 #include "gpu/launch_following.h"
 #include "gpu/ptx/grid.cuh"
 
@@ -21,136 +21,7 @@ namespace serinus::canary::cuda {
 namespace {
 
 constexpr int kEach = static_cast<int>(kStampTile) / kThreads;  // tokens of a thread
-constexpr std::int64_t kMostCells = std::int64_t{1} << 62;      // prefixes are cut to this
 using LengthScan = cub::BlockScan<long long, kThreads>;
-
-__device__ std::int64_t extend_of(const BatchParams& b, std::int64_t request) {
-  const std::int64_t n = b.extend_lens[request];
-  return n < 0 ? 0 : n > b.num_tokens ? b.num_tokens : n;
-}
-
-/// Slot of a location in this pool: > 0 where a token can lie, 0 the null slot, -1 not written
-/// here, -2 out of range.
-__device__ std::int64_t stamped_slot(const PoolParams& p, std::int64_t location) {
-  if (location < 0) return -1;
-  const bool mapped = p.swa && p.full_to_swa != nullptr;
-  std::int64_t slot = location;
-  if (mapped) {
-    if (location >= p.full_to_swa_size) return -2;
-    slot = p.full_to_swa[location];
-    if (slot == 0) return -1;
-  }
-  return has(p, slot) ? slot : -2;
-}
-
-__device__ bool is_position(std::int64_t position) {
-  return position >= 0 && position <= 0x7FFFFFFF;
-}
-
-__device__ void report_token(const PoolParams& p, const RingParams& ring, std::int64_t slot,
-                             Reason reason, Owner owner, std::int64_t row,
-                             std::int64_t stored_position = -1) {
-  const LedgerEntry e = p.ledger[slot];
-  const Sighting to = sight(ring, p, slot, e.generation, reason, Moment::tail);
-  if (!to) return;
-  describe_slot(load_record(p, slot), e, *to);
-  to->request = owner;
-  to->row = row;
-  if (any(reason & Reason::position)) to->stored_position = stored_position;
-}
-
-/// A token before its tile is composed: its part of the chain, and whether it begins one.
-struct NewToken {
-  StampedToken token;
-  std::uint64_t term = 0;
-  bool starts = false;
-};
-
-/// What the forward says of a token, and of the one before it in the flat arrays.
-struct Told {
-  std::int64_t location = -1, position = -1, id = 0;
-  std::int64_t location_before = -1, position_before = -1;
-
-  __device__ void load(const BatchParams& b, std::int64_t j) {
-    if (j >= b.num_tokens) return;
-    location = b.locations[j];
-    position = b.positions[j];
-    id = b.tokens[j];
-    if (j == 0) return;
-    location_before = b.locations[j - 1];
-    position_before = b.positions[j - 1];
-  }
-};
-
-/// What token j of request r (or of nobody: padding) is to become. `begin` of the request's run.
-__device__ NewToken token_at(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                             std::int64_t j, const Told& told, std::int64_t r, std::int64_t begin,
-                             std::int64_t row, std::int64_t prefix) {
-  NewToken made;
-  StampedToken& t = made.token;
-  const bool padding = r < 0 || row == 0;
-  const std::int64_t slot = stamped_slot(p, told.location);
-  const std::int64_t position = told.position;
-  if (slot == -2) {
-    report_out_of_range(ring, p, told.location, Moment::tail, r >= 0 ? b.owners[r] : 0, row,
-                        padding ? j : position);
-  }
-  if (slot == 0 && p.clean_null) {
-    report_token(p, ring, 0, Reason::null_slot_dirty, r >= 0 ? b.owners[r] : 0, row);
-  }
-  if (slot <= 0) return made;
-  if (padding) {
-    report_token(p, ring, slot, Reason::foreign_write, r >= 0 ? b.owners[r] : 0, row);
-    return made;
-  }
-  if (!is_position(position)) {
-    report_token(p, ring, slot, Reason::position, b.owners[r], row, position);
-    return made;
-  }
-  t.request = static_cast<std::int32_t>(r);
-  t.cell = (prefix < 0 ? 0 : prefix > kMostCells ? kMostCells : prefix) + (j - begin);
-  const std::uint64_t term =
-      hash::token_term(static_cast<std::uint32_t>(told.id), static_cast<std::uint32_t>(position));
-  // The token stamped before this one, if it comes right before.
-  std::int64_t position_before = -2;
-  std::int64_t slot_before = -1;
-  if (j > begin) {
-    position_before = told.position_before;
-    slot_before = stamped_slot(p, told.location_before);
-    for (std::int64_t i = j - 1; slot_before <= 0 || !is_position(position_before);) {
-      if (--i < begin) {
-        position_before = -2;
-        break;
-      }
-      position_before = b.positions[i];
-      slot_before = stamped_slot(p, b.locations[i]);
-    }
-  }
-  if (position != 0 && position_before + 1 == position) {
-    t.prev = static_cast<std::int32_t>(slot_before);
-    made.term = term;
-    return made;
-  }
-  made.starts = true;
-  std::uint64_t h = kChainAnchor;
-  if (position == 0) {
-    t.prev = -1;
-  } else if (has_row(b.table, row) && position - 1 < b.table.width) {
-    // The predecessor was written before this forward: the row says where.
-    const std::int64_t cell = b.table.cells[row * b.table.stride + position - 1];
-    const std::int64_t prev = stamped_slot(p, cell);
-    if (prev == -2) {
-      report_out_of_range(ring, p, cell, Moment::tail, b.owners[r], row, position - 1);
-    }
-    if (prev > 0) {
-      t.prev = static_cast<std::int32_t>(prev);
-      const std::uint64_t chain = load_record(p, prev).chain;
-      if (chain != 0) h = chain;
-    }
-  }
-  made.term = hash::chain_step(h, term);
-  return made;
-}
 
 /// R^n of the run of a thread.
 __device__ __forceinline__ std::uint64_t power_of_r(int n) {
@@ -330,47 +201,6 @@ __device__ std::uint64_t chain_before(const ChainMap* maps, std::int64_t tile) {
     tile -= n;
   }
   return after.addend;
-}
-
-/// Stores a token's record and what belongs to it, and reports what was wrong with it.
-__device__ void store_token(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                            std::int64_t j, const StampedToken& token, std::int64_t slot,
-                            std::uint64_t chain, std::uint64_t digest) {
-  const std::int64_t r = token.request;
-  const Owner owner = b.owners[r];
-  const std::int64_t row = b.rows[r];
-  LedgerEntry& e = p.ledger[slot];
-  const LedgerEntry now = e;
-  const bool owned = now.owner == owner && owner != 0;
-  const bool claimed = !owned && claims(p, now, slot, owner);
-  const auto position = static_cast<std::uint32_t>(b.positions[j]);
-  const Record record{static_cast<std::uint32_t>(b.tokens[j]),
-                      position,
-                      owner,
-                      owned || claimed ? now.generation : 0,
-                      chain == 0 ? hash::kP : chain,
-                      digest};
-  store_record(p, slot, record);
-  if (owned || claimed) {
-    seal(p, slot, record);
-    e.written = position + 1;
-    e.prev = token.prev;
-  }
-  // A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
-  const std::int64_t cell = token.cell;
-  const std::int64_t told = Walk(p, b, r, row, owner).token(cell);
-  Reason reasons = Reason::none;
-  if (std::int64_t{position} != cell) reasons |= Reason::position;
-  if (told >= 0 && record.token != static_cast<std::uint32_t>(told)) reasons |= Reason::token;
-  if (!owned) reasons |= claimed ? Reason::double_owner : Reason::foreign_write;
-  if (!any(reasons)) return;
-  if (const Sighting to = sight(ring, p, slot, now.generation, reasons, Moment::tail)) {
-    describe_slot(record, now, *to);
-    to->request = owner;
-    to->row = row;
-    to->expected_position = cell;
-    to->expected_token = told;
-  }
 }
 
 template <Depth kDepth>

@@ -1,0 +1,222 @@
+// What a check along a table walks of each request, and how its cells are judged, by the same
+// functions as on the CPU.
+#pragma once
+
+#include <cstdint>
+
+#include "canary/cuda/serinus/bytes.cuh"
+#include "canary/cuda/serinus/cells.cuh"
+
+namespace serinus::canary::cuda {
+
+// ---------------------------------------------------------------- plan
+
+/// Cells of a request that a check walks.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+};
+/// What is due, and the rolling part before and after its end.
+constexpr int kRanges = 3;
+
+struct Plan {
+  Range ranges[kRanges];
+  bool rolls = false;
+  RowCursor next;  ///< where the rolling part goes on
+};
+
+/// Cells of the request that attention reads.
+__device__ inline Range prefix_range(const PoolParams& p, const BatchParams& b, std::int64_t r) {
+  if (b.rows[r] == 0) return {};
+  const std::int64_t end = prefix_of(b, r);
+  return {first_cell(p, end), end};
+}
+
+/// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells
+/// its share by length, at least one, from where it stopped the last time, in up to two pieces.
+/// `total` cells have all requests together.
+__device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
+                               std::int64_t records, std::uint64_t total) {
+  Plan plan;
+  const std::int64_t row = b.rows[r];
+  if (row == 0 || !has_row(b.table, row)) return plan;
+  const Range all = prefix_range(p, b, r);
+  if (records == 0) {
+    plan.ranges[0] = all;
+    return plan;
+  }
+  if (b.due != nullptr) {
+    Range due{b.due[2 * r], b.due[2 * r + 1]};
+    // A window leaves the last cells only.
+    const std::int64_t first = p.window > 0 ? first_cell(p, b.prefix_lens[r]) : 0;
+    if (due.begin < first) due.begin = first;
+    if (due.end > b.table.width) due.end = b.table.width;
+    if (due.begin < due.end) plan.ranges[0] = due;
+  }
+  if (all.begin >= all.end) return plan;
+  const std::int64_t length = all.end - all.begin;
+  // records * length / total, rounded up.
+  const auto wanted = static_cast<std::uint64_t>(records);
+  std::int64_t n = length;
+  if (wanted < total) {
+    const auto l = static_cast<std::uint64_t>(length);
+    n = __umul64hi(l, wanted) == 0
+            ? static_cast<std::int64_t>((l * wanted + (total - 1)) / total)
+            : static_cast<std::int64_t>(static_cast<double>(l) *
+                                        (static_cast<double>(wanted) / static_cast<double>(total)));
+  }
+  if (n < 1) n = 1;
+  RowCursor cursor;
+  if (row < p.num_rows) cursor = p.cursors[row];
+  if (cursor.owner != b.owners[r] || cursor.cell < all.begin || cursor.cell >= all.end) {
+    cursor.cell = all.begin;
+  }
+  const std::int64_t here = n < all.end - cursor.cell ? n : all.end - cursor.cell;
+  plan.ranges[1] = {cursor.cell, cursor.cell + here};
+  cursor.cell += here;
+  if (here < n) {
+    plan.ranges[2] = {all.begin, all.begin + n - here};
+    cursor.cell = plan.ranges[2].end;
+  }
+  cursor.owner = b.owners[r];
+  plan.next = cursor;
+  plan.rolls = row < p.num_rows;
+  return plan;
+}
+
+/// Rows, lengths and due cells that leave the table: reported once, by one CTA.
+__device__ inline void report_ranges(const PoolParams& p, const RingParams& ring,
+                                     const BatchParams& b, Moment moment) {
+  for (std::int64_t r = threadIdx.x; r < b.num_requests; r += kThreads) {
+    const std::int64_t row = b.rows[r];
+    if (row == 0) continue;
+    std::int64_t cell = 0;
+    bool outside = false;
+    if (!has_row(b.table, row)) {
+      outside = prefix_of(b, r) > 0;
+      cell = -1;
+    } else if (b.prefix_lens[r] != prefix_of(b, r)) {
+      outside = true;
+      cell = b.prefix_lens[r];
+    } else if (b.due != nullptr && b.due[2 * r + 1] > b.table.width) {
+      outside = true;
+      cell = b.table.width;
+    }
+    if (outside) report_out_of_range(ring, p, -1, moment, b.owners[r], row, cell);
+  }
+}
+
+// ---------------------------------------------------------------- what is plainly sound
+
+/// Slot of a table's number; -1 where there is none to look at.
+__device__ __forceinline__ std::int32_t slot_of(const PoolParams& p, std::int32_t location) {
+  if (!p.swa) return static_cast<std::uint32_t>(location) < p.num_slots ? location : -1;
+  const Place at = place(p, location);
+  return at.kind == Place::Kind::slot ? static_cast<std::int32_t>(at.slot) : -1;
+}
+
+/// The reader may read the record without asking the ledger: it is marked as the slot's own, and he
+/// wrote it, or attached the cell later.
+__device__ __forceinline__ bool is_readers(const Walk& walk, std::int64_t cell, const Record& r,
+                                           std::uint32_t mark) {
+  if (mark != hash::mark(r)) return false;
+  if (r.owner == walk.owner) return true;
+  const Right by = walk.right(cell);
+  return by.attached && !newer(r.generation, by.epoch);
+}
+
+// ---------------------------------------------------------------- what is judged
+
+/// Judges the cells [begin, end), 32 at most, a cell a lane, as the CPU does, and reports. Returns
+/// how many hold what the reader was given. All lanes call it; only a warp that `tells` reports.
+template <Depth kDepth>
+__device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams& ring,
+                                           const Walk& walk, Moment moment, std::int64_t begin,
+                                           std::int64_t end, bool tells, int first_row,
+                                           ScratchOf<kDepth>& scratch) {
+  const int lane = lane_id();
+  const std::int64_t cell = begin + lane;
+  const bool inside = cell < end;
+  // A walk that starts here cannot see that a break is its predecessor's.
+  bool first_break = true;
+  if (lane == 0) first_break = walk.is_first_break(cell);
+  Place at;
+  Record r;
+  bool sealed = false;
+  if (inside) at = walk.at(cell);
+  const bool is_slot = at.kind == Place::Kind::slot;
+  if (is_slot) {
+    r = load_record(p, at.slot);
+    sealed = __ldcg(p.seals + at.slot) == hash::seal(r);
+  }
+  const std::int64_t token = inside ? walk.token(cell) : -1;
+  // What the reader may read and what the record says by itself; the chain comes after.
+  bool content = false;  // not EMPTY, not stale
+  bool clean = false;    // but for the chain
+  if (is_slot) {
+    const LedgerEntry e = p.ledger[at.slot];
+    const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+    content = v.has_content;
+    clean =
+        content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
+  }
+  ChainBefore before{
+      false, shuffle_up(r.chain),
+      static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)))};
+  if (lane == 0) before = walk.before(begin);
+  const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
+  bool broken =
+      clean && (lane > 0 || before.usable) &&
+      hash::chain_value(hash::chain_step(
+          before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
+  if (lane == 0 && sealed && !first_break) broken = false;
+
+  // Whether a cell may be relied on depends on the one before: bit by bit, where anything is wrong.
+  unsigned good = __ballot_sync(kAllLanes, clean);
+  const unsigned breaks = __ballot_sync(kAllLanes, broken);
+  if (breaks != 0) {
+    good &= ~(breaks & 1u);
+    for (int l = 1; l < kWarp; ++l) {
+      if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
+    }
+  }
+  if (lane > 0) {
+    before.usable = (good >> (lane - 1) & 1u) != 0;
+    if (!before.usable) before.slot = -1;
+  }
+  if (inside && tells && (good >> lane & 1u) == 0) {
+    if (at.kind == Place::Kind::outside) {
+      report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
+    } else if (is_slot) {
+      const LedgerEntry e = p.ledger[at.slot];
+      Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+      if (v.has_content) {
+        const Verdict c = judge_content(r, e, sealed, cell, token, before);
+        v.reasons |= c.reasons;
+        v.expected_chain = c.expected_chain;
+      }
+      if (any(v.reasons)) {
+        const Sighting to =
+            sight(ring, p, at.slot,
+                  at.slot == 0 ? life_of_cell(walk.row, cell) : std::uint64_t{e.generation},
+                  v.reasons, moment);
+        if (to) {
+          describe_slot(r, e, *to);
+          to->request = walk.owner;
+          to->row = walk.row;
+          to->expected_position = cell;
+          to->expected_token = token;
+          to->expected_chain = v.expected_chain;
+          to->prev_slot = before.slot;
+          if (any(v.reasons & Reason::stale)) to->expected_owner = walk.owner;
+        }
+      }
+    }
+  }
+  if constexpr (kDepth != Depth::none) {
+    note_bytes(scratch, first_row + lane, content ? static_cast<std::int32_t>(at.slot) : -1,
+               r.kv_digest);
+  }
+  return __popc(__ballot_sync(kAllLanes, content));
+}
+
+}  // namespace serinus::canary::cuda
