@@ -107,6 +107,15 @@ __device__ inline void report_ranges(const PoolParams& p, const RingParams& ring
 
 // ---------------------------------------------------------------- what is plainly sound
 
+/// Lanes load records in pairs, half of one each, so that a sector is asked for once: the cell of a
+/// group that lane l looks at, and the lane that looks at the cell before.
+__device__ __forceinline__ int cell_of(int lane) {
+  return lane / 2 + lane % 2 * (kWarp / 2);
+}
+__device__ __forceinline__ int lane_before(int lane) {
+  return lane < 2 ? kWarp - 1 - lane : lane - 2;
+}
+
 /// Slot of a table's number; -1 where there is none to look at.
 __device__ __forceinline__ std::int32_t slot_of(const PoolParams& p, std::int32_t location) {
   if (!p.swa) return static_cast<std::uint32_t>(location) < p.num_slots ? location : -1;
@@ -122,6 +131,102 @@ __device__ __forceinline__ bool is_readers(const Walk& walk, std::int64_t cell, 
   if (r.owner == walk.owner) return true;
   const Right by = walk.right(cell);
   return by.attached && !newer(r.generation, by.epoch);
+}
+
+/// Looks at the cells [begin, end), kGroups * 32 at most, and returns the groups (a bit each) that
+/// are to be judged: those in which a cell is not plainly sound, and their successors. Everything
+/// is asked for before anything is looked at. All lanes call it.
+template <Depth kDepth, int kGroups>
+__device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const Walk& walk,
+                                                    std::int64_t begin, std::int64_t end,
+                                                    ScratchOf<kDepth>& scratch) {
+  const int lane = lane_id();
+  const bool odd = lane % 2 != 0;
+  if (end > std::int64_t{1} << 31) return (1u << kGroups) - 1;  // no record has such a position
+  const std::int32_t* const cells = walk.cells + begin;
+  const int n = static_cast<int>(end - begin);
+  std::int32_t slot[kGroups];
+  uint4 first[kGroups], second[kGroups];
+  std::uint32_t mark[kGroups];
+  // The last lane looks at the cell before the first one, too.
+  std::int32_t slot_before = -1;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int i = g * kWarp + cell_of(lane);
+    slot[g] = -1;
+    if (i < n) slot[g] = __ldg(cells + i);
+  }
+  if (lane == kWarp - 1 && begin > 0) slot_before = __ldg(cells - 1);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) slot[g] = slot_of(p, slot[g]);
+  slot_before = slot_of(p, slot_before);
+  const auto* const records = reinterpret_cast<const uint4*>(p.records);
+  const uint4* const halves = records + (odd ? 1 : 0);
+  uint4 what_before = make_uint4(0, 0, 0, 0);
+  uint2 chain_of_before = make_uint2(0, 0);
+  std::uint32_t mark_before = 0;
+  if (slot_before >= 0) {
+    what_before = __ldcg(records + 2 * std::int64_t{slot_before});
+    chain_of_before =
+        __ldcg(reinterpret_cast<const uint2*>(records + 2 * std::int64_t{slot_before} + 1));
+    mark_before = __ldcg(p.marks + slot_before);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const std::int32_t of_first = __shfl_sync(kAllLanes, slot[g], lane & ~1);
+    const std::int32_t of_second = __shfl_sync(kAllLanes, slot[g], lane | 1);
+    first[g] = second[g] = make_uint4(0, 0, 0, 0);
+    mark[g] = 0;
+    if (of_first >= 0) first[g] = __ldcg(halves + 2 * std::int64_t{of_first});
+    if (of_second >= 0) second[g] = __ldcg(halves + 2 * std::int64_t{of_second});
+    if (slot[g] >= 0) mark[g] = __ldcg(p.marks + slot[g]);
+  }
+  bool before_sound = true;
+  std::uint64_t chain_before = kChainAnchor;  // the last lane's is the one before its group
+  if (lane == kWarp - 1 && begin > 0) {
+    const Record r{what_before.x, what_before.y, what_before.z, what_before.w,
+                   static_cast<std::uint64_t>(chain_of_before.y) << 32 | chain_of_before.x};
+    before_sound = r.position == begin - 1 && is_readers(walk, begin - 1, r, mark_before);
+    chain_before = r.chain;
+  }
+  unsigned doubtful = __all_sync(kAllLanes, before_sound) ? 0 : 1;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int i = g * kWarp + cell_of(lane);
+    const auto position = static_cast<std::uint32_t>(begin) + static_cast<std::uint32_t>(i);
+    // Each lane of a pair has half of what the other wants.
+    const uint4 sent = odd ? first[g] : second[g];
+    uint4 got;
+    got.x = __shfl_xor_sync(kAllLanes, sent.x, 1);
+    got.y = __shfl_xor_sync(kAllLanes, sent.y, 1);
+    got.z = __shfl_xor_sync(kAllLanes, sent.z, 1);
+    got.w = __shfl_xor_sync(kAllLanes, sent.w, 1);
+    const uint4 what = odd ? got : first[g];
+    const uint4 sums = odd ? second[g] : got;
+    const Record r{what.x,
+                   what.y,
+                   what.z,
+                   what.w,
+                   static_cast<std::uint64_t>(sums.y) << 32 | sums.x,
+                   static_cast<std::uint64_t>(sums.w) << 32 | sums.z};
+    const std::uint64_t before =
+        shuffle(lane == kWarp - 1 ? chain_before : r.chain, lane_before(lane));
+    chain_before = r.chain;
+    const bool inside = i < n;
+    bool sound = r.position == position && r.chain != 0;
+    // chain_value() but for its last step, which changes five of 2^61 values: those are judged.
+    sound &= hash::fold(hash::chain_step(before, hash::token_term(r.token, r.position))) == r.chain;
+    if (walk.told != nullptr && inside) {
+      const std::int64_t token = walk.token(begin + i);
+      sound &= token < 0 || r.token == static_cast<std::uint32_t>(token);
+    }
+    sound = sound && is_readers(walk, begin + i, r, mark[g]);
+    if constexpr (kDepth != Depth::none) {
+      note_bytes(scratch, i, inside ? slot[g] : -1, r.kv_digest);
+    }
+    if (!__all_sync(kAllLanes, sound || !inside)) doubtful |= 3u << g;
+  }
+  return doubtful & ((1u << kGroups) - 1);
 }
 
 // ---------------------------------------------------------------- what is judged

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cub/block/block_scan.cuh>
 
 #include "canary/cuda/serinus/bytes.cuh"
 
@@ -60,6 +61,87 @@ __device__ inline bool check_slot(const PoolParams& p, const RingParams& ring, M
     }
   }
   return true;
+}
+
+inline constexpr int kFinderChunks = 4;  ///< chunks of a thread
+using FinderScan = cub::BlockScan<int, kThreads>;
+
+/// Lists live slots: of those from the cursor on the first, ..., the last-but-one.
+struct Finder {
+  FinderScan::TempStorage scan;
+  int chunks[kThreads * kFinderChunks];  ///< that hold some of them
+  std::int64_t ranks[kThreads * kFinderChunks];
+  int num_chunks;
+  int listed;
+};
+
+/// Writes the live slots of rank [first, last) from `cursor` on to `list`, in any order, and
+/// returns how many there are. All threads call it.
+__device__ inline int find_live(const PoolParams& p, std::int64_t cursor, std::int64_t first,
+                                std::int64_t last, Finder& f, std::int64_t* list) {
+  const int t = static_cast<int>(threadIdx.x);
+  const int lane = lane_id();
+  const std::int64_t words = (p.num_slots + 31) / 32;
+  const std::int64_t chunks = (p.num_slots + kChunk - 1) / kChunk;
+  const auto word = [&](std::int64_t chunk, int i) {
+    const std::int64_t w = chunk * (kChunk / 32) + i;
+    std::uint32_t bits = w < words ? p.live[w] : 0;
+    if (w < cursor >> 5) bits = 0;
+    if (w == cursor >> 5) bits &= ~0u << (cursor & 31);
+    return bits;
+  };
+  if (t == 0) f.listed = 0;
+  std::int64_t base = 0;  // live ones before the chunks looked at
+  for (std::int64_t c0 = cursor / kChunk; c0 < chunks && base < last;
+       c0 += kThreads * kFinderChunks) {
+    int counts[kFinderChunks];
+#pragma unroll
+    for (int i = 0; i < kFinderChunks; ++i) {
+      const std::int64_t c = c0 + t * kFinderChunks + i;
+      counts[i] = c < chunks ? static_cast<int>(p.live_counts[c]) : 0;
+    }
+    // The first chunk counts from the cursor on.
+    if (c0 == cursor / kChunk && t < kWarp) {
+      const int n = __reduce_add_sync(kAllLanes, __popc(word(c0, lane)));
+      if (t == 0) counts[0] = n;
+    }
+    if (t == 0) f.num_chunks = 0;
+    int ranks[kFinderChunks];
+    int total = 0;
+    FinderScan(f.scan).ExclusiveSum(counts, ranks, total);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kFinderChunks; ++i) {
+      if (counts[i] == 0 || base + ranks[i] >= last || base + ranks[i] + counts[i] <= first) {
+        continue;
+      }
+      const int at = atomicAdd(&f.num_chunks, 1);
+      f.chunks[at] = t * kFinderChunks + i;
+      f.ranks[at] = base + ranks[i];
+    }
+    __syncthreads();
+    for (int i = t / kWarp; i < f.num_chunks; i += kWarps) {
+      const std::int64_t chunk = c0 + f.chunks[i];
+      std::uint32_t bits = word(chunk, lane);
+      int up_to = __popc(bits);
+#pragma unroll
+      for (int d = 1; d < kWarp; d *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, up_to, d);
+        if (lane >= d) up_to += below;
+      }
+      std::int64_t rank = f.ranks[i] + up_to - __popc(bits);
+      for (; bits != 0; bits &= bits - 1, ++rank) {
+        if (rank < first || rank >= last) continue;
+        list[rank - first] =
+            (chunk * (kChunk / 32) + lane) * 32 + __ffs(static_cast<int>(bits)) - 1;
+        atomicAdd(&f.listed, 1);
+      }
+    }
+    base += total;
+    __syncthreads();
+  }
+  __syncthreads();
+  return f.listed;
 }
 
 }  // namespace serinus::canary::cuda
