@@ -93,6 +93,20 @@ class Backend {
     return std::find(detached_.begin(), detached_.end(), pool) == detached_.end();
   }
 
+  /// The rolling budget of a pool, in records: the bytes that they are hashed with are bounded,
+  /// too. Head and tail have a quarter of it each, the sweep half.
+  std::int64_t records_a_step(std::int64_t slot_bytes) const noexcept {
+    std::int64_t n = options_.records_per_step;
+    if (slot_bytes > 0) n = std::min(n, options_.bytes_per_step / slot_bytes);
+    return std::max<std::int64_t>(n, 1);
+  }
+  std::int64_t records_a_moment(std::int64_t slot_bytes) const noexcept {
+    return std::max<std::int64_t>(records_a_step(slot_bytes) / 4, 1);
+  }
+  std::int64_t records_a_sweep(std::int64_t slot_bytes) const noexcept {
+    return std::max<std::int64_t>(records_a_step(slot_bytes) / 2, 1);
+  }
+
   const Options& options_;
   Reporter& reporter_;
   std::vector<int> detached_;

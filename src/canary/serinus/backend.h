@@ -72,7 +72,6 @@ class SerinusBackend final : public Backend {
   Pool& at(int pool) { return pools_[static_cast<std::size_t>(pool)]; }
   const Pool& at(int pool) const { return pools_[static_cast<std::size_t>(pool)]; }
   std::vector<int> pools_of(const Batch& batch) const;
-  std::int64_t records_a_step(const Pool& pool) const;
 
   /// A violation at a slot of the pool, with what records and ledger say about it.
   Violation describe(int pool, std::int64_t slot, Moment moment, Reason reasons) const;

@@ -439,12 +439,6 @@ std::vector<int> SerinusBackend::pools_of(const Batch& batch) const {
   return pools;
 }
 
-std::int64_t SerinusBackend::records_a_step(const Pool& p) const {
-  std::int64_t n = options_.records_per_step;
-  if (p.slot_bytes > 0) n = std::min(n, options_.bytes_per_step / p.slot_bytes);
-  return std::max<std::int64_t>(n, 1);
-}
-
 void SerinusBackend::verify_batch(const Batch& batch, Moment moment) {
   const Table table = table_of(batch.req_to_token, "req_to_token");
   const Table expected = table_of(batch.expected_tokens, "expected_tokens");
@@ -480,11 +474,11 @@ void SerinusBackend::verify_batch(const Batch& batch, Moment moment) {
         verify(begin, end);
         continue;
       }
-      // A quarter of the budget at head, a quarter at tail, shared by length; the sweep has half.
-      const auto share =
-          (static_cast<hash::u128>(end - begin) * static_cast<hash::u128>(records_a_step(p)) / 4 +
-           static_cast<hash::u128>(total) - 1) /
-          static_cast<hash::u128>(total);
+      // Shared by length, rounded up.
+      const auto share = (static_cast<hash::u128>(end - begin) *
+                              static_cast<hash::u128>(records_a_moment(p.slot_bytes)) +
+                          static_cast<hash::u128>(total) - 1) /
+                         static_cast<hash::u128>(total);
       const std::int64_t n = std::clamp<std::int64_t>(
           share > static_cast<hash::u128>(end) ? end : static_cast<std::int64_t>(share), 1,
           end - begin);
@@ -559,7 +553,7 @@ void SerinusBackend::sweep(Stream) {
   stats.live_slots = stats.sweep_bound_steps = 0;
   for (int pool = 0; pool < static_cast<int>(pools_.size()); ++pool) {
     Pool& p = at(pool);
-    const std::int64_t budget = std::max<std::int64_t>(1, records_a_step(p) / 2);
+    const std::int64_t budget = records_a_sweep(p.slot_bytes);
     std::vector<std::int64_t> slots;
     if (p.next_live(budget, p.sweep_cursor, slots)) ++stats.sweeps;
     verify_slots(pool, Moment::sweep, slots);

@@ -528,12 +528,6 @@ std::vector<int> CudaBackend::pools_of(std::span<const int> named) const {
   return pools;
 }
 
-std::int64_t CudaBackend::records_a_step(const Pool& p) const {
-  std::int64_t n = options_.records_per_step;
-  if (p.view.slot_bytes > 0) n = std::min(n, options_.bytes_per_step / p.view.slot_bytes);
-  return std::max<std::int64_t>(n, 1);
-}
-
 DeviceBatch CudaBackend::with_attached(DeviceBatch batch) const {
   if (!batch.attached && attached_) {
     batch.attached = {attached_->data(),
@@ -548,7 +542,7 @@ void CudaBackend::run_head(const std::vector<int>& pools, const DeviceBatch& bat
   const TensorView w = workspace(stream, batch.rows.shape[0], 0, 0);
   for (const int pool : pools) {
     verify(at(pool).view, ring_, batch,
-           {Moment::head, options_.verify, records_a_step(at(pool)) / 4}, w, stream);
+           {Moment::head, options_.verify, records_a_moment(at(pool).view.slot_bytes)}, w, stream);
   }
 }
 
@@ -562,7 +556,7 @@ void CudaBackend::run_tail(const std::vector<int>& pools, const DeviceBatch& bat
   const TensorView w = workspace(stream, batch.rows.shape[0], 0, 0);
   for (const int pool : pools) {
     verify(at(pool).view, ring_, batch,
-           {Moment::tail, options_.verify, records_a_step(at(pool)) / 4}, w, stream);
+           {Moment::tail, options_.verify, records_a_moment(at(pool).view.slot_bytes)}, w, stream);
   }
   run_stamp(pools, batch, stream);
 }
@@ -725,7 +719,7 @@ void CudaBackend::sweep(Stream stream) {
   for (int i = 0; i < static_cast<int>(pools_.size()); ++i) {
     if (!is_attached(i)) continue;
     const Pool& p = at(i);
-    const std::int64_t budget = std::max<std::int64_t>(1, records_a_step(p) / 2);
+    const std::int64_t budget = records_a_sweep(p.view.slot_bytes);
     cuda::sweep(p.view, ring_, budget, workspace(stream, 0, 0, budget), stream);
     stats.live_slots += p.num_live;
     stats.sweep_bound_steps =
