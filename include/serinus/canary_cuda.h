@@ -142,6 +142,7 @@ struct DeviceBatch {
   TensorView input_ids, positions, out_cache_loc;  ///< i64 [tokens], flat
   std::optional<TensorView> expected_tokens{};     ///< i32 [rows, n], dense rows
   std::optional<TensorView> valid_lens{};          ///< i64 [bs]; absent: all of the row
+  std::optional<TensorView> parents{};             ///< i64 [tokens]: a tree of drafts, as in Batch
   /// What was attached, by row of req_to_token: u8 [rows, n, 24], AttachedCells.
   std::optional<TensorView> attached{};
   /// Cells that are due in full at this check, (first, end) of each request; (0, 0) = none.

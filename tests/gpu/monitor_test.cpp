@@ -80,7 +80,7 @@ struct Setup {
 
 class Twins {
  public:
-  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 64, kWindow = 24;
+  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 62, kWindow = 24;
   static constexpr int kLayers = 2;
 
   explicit Twins(const Setup& s, std::uint64_t seed = 1)
@@ -203,6 +203,7 @@ class Twins {
     b.positions = positions;
     b.out_cache_loc = locations;
     b.valid_lens = valid;
+    b.parents = parents;
     const auto view = [&](const Shared<std::int32_t>& t) {
       return on_gpu ? TensorView(t.device.data(), DType::i32, {kRows, kWidth}, kGpu)
                     : TensorView(const_cast<std::int32_t*>(t.host.data()), DType::i32,
@@ -222,7 +223,7 @@ class Twins {
   }
   void clear_batch() {
     rows.clear(), prefix.clear(), extend.clear(), valid.clear(), owners.clear();
-    ids.clear(), positions.clear(), locations.clear();
+    ids.clear(), positions.clear(), locations.clear(), parents.clear();
   }
   /// A request of `n` tokens at `slots`, in one step.
   void prefill(Int row, Owner owner, const Ints& slots) {
@@ -243,7 +244,7 @@ class Twins {
   void read_again() {
     for (std::size_t i = 0; i < prefix.size(); ++i) prefix[i] += extend[i];
     std::ranges::fill(extend, 0);
-    ids.clear(), positions.clear(), locations.clear();
+    ids.clear(), positions.clear(), locations.clear(), parents.clear();
   }
 
   using Key = std::tuple<int, Int, std::uint32_t, Int, Int>;
@@ -332,7 +333,7 @@ class Twins {
   std::unique_ptr<Monitor> cpu, gpu;
   Seen by_cpu, by_gpu;
   // The batch.
-  Ints rows, prefix, extend, valid, ids, positions, locations;
+  Ints rows, prefix, extend, valid, ids, positions, locations, parents;
   std::vector<Owner> owners;
 };
 
@@ -614,6 +615,23 @@ TEST_F(MonitorGpu, TiersAndMovesAreWatched) {
   EXPECT_EQ(t.by_gpu.size(), 6u);  // five loads and a move without bytes
 }
 
+// A slot that was spoilt is checked where it is copied out, and counts as checked.
+TEST_F(MonitorGpu, ASpoiltSlotIsSeenWhenItIsCopiedOut) {
+  Twins t({.depth = Depth::none, .extra_pools = false});
+  const Ints slots{5, 6, 7};
+  t.alloc(slots, 1);
+  t.prefill(1, 1, slots);
+  t.step();
+  t.change_record(0, 6, [](Record& r) { r.token ^= 1; });
+  std::vector<Record> here(3), there(3);
+  t.cpu->on_store(0, slots, here);
+  t.gpu->on_store(0, slots, there);
+  EXPECT_EQ(here, there);
+  t.expect_equal("copied out");
+  EXPECT_EQ(t.by_gpu.size(), 1u);
+  t.expect_equal_stats("copied out");
+}
+
 // poll() alone brings a fault, once, with its evidence; what is seen again is counted.
 TEST_F(MonitorGpu, AFaultComesWithAPoll) {
   Twins t({.extra_pools = false});
@@ -748,10 +766,6 @@ TEST_F(MonitorGpu, RawStateAndDigestsAreTheCpus) {
 TEST_F(MonitorGpu, WhatTheGpuCannotIsRefused) {
   Twins t({.extra_pools = false});
   t.prefill(1, 4, {5});
-  Batch tree = t.batch(true);
-  const Ints parents{-1};
-  tree.parents = parents;
-  EXPECT_THROW(t.gpu->begin_step(tree), NotImplementedError);
   EXPECT_THROW(t.gpu->begin_step(t.batch(false)), ValueError);  // tables on the host
   EXPECT_THROW(t.cpu->begin_step(t.batch(true)), ValueError);
   EXPECT_THROW(t.cpu->begin_step(cuda::DeviceBatch{}, {}), ValueError);
@@ -806,6 +820,7 @@ struct OnDevice {
     batch.input_ids = view(ids, DType::i64, n);
     batch.positions = view(positions, DType::i64, n);
     batch.out_cache_loc = view(locations, DType::i64, n);
+    if (!t.parents.empty()) batch.parents = view(parents, DType::i64, n);
     batch.req_to_token = t.batch(true).req_to_token;
     batch.expected_tokens = t.batch(true).expected_tokens;
   }
@@ -816,13 +831,142 @@ struct OnDevice {
     put(rows, t.rows), put(prefix, t.prefix), put(extend, t.extend), put(owners, t.owners);
     put(valid, t.valid), put(ids, t.ids), put(positions, t.positions);
     put(locations, t.locations);
+    if (!t.parents.empty()) put(parents, t.parents);
     t.table.send();
     t.expected.send();
   }
-  DeviceBuffer rows{512}, prefix{512}, extend{512}, owners{512}, valid{512}, ids{512},
-      positions{512}, locations{512};
+  DeviceBuffer rows{512}, prefix{512}, extend{512}, owners{512}, valid{512}, ids{4096},
+      positions{4096}, locations{4096}, parents{4096};
   cuda::DeviceBatch batch;
 };
+
+// Trees of drafts of any shape; then each request takes one path of its own, and gives back the
+// rest.
+void run_trees(const Setup& setup, std::uint64_t seed, bool faults, bool device_batch) {
+  Twins t(setup, seed);
+  Ints unused;
+  for (Int s = 1; s < Twins::kSlots; ++s) unused.push_back(s);
+  std::ranges::shuffle(unused, t.rng);
+  const auto take = [&] {
+    const Int slot = unused.back();
+    unused.pop_back();
+    return slot;
+  };
+  Ints lengths;
+  for (Int row = 1; row <= 3; ++row) {
+    Ints slots(static_cast<std::size_t>(pick(t.rng, 1, 20)));
+    std::ranges::generate(slots, take);
+    lengths.push_back(std::ssize(slots));
+    t.alloc(slots, static_cast<Owner>(row));
+    t.prefill(row, static_cast<Owner>(row), slots);
+    t.step();
+  }
+  for (int step = 0; step < 3; ++step) {
+    t.clear_batch();
+    std::vector<Ints> paths;
+    for (Int row = 1; row <= 3; ++row) {
+      const auto owner = static_cast<Owner>(row);
+      const Int prefix = lengths[static_cast<std::size_t>(row - 1)], begin = std::ssize(t.ids);
+      // One tree of more tokens than a CTA has threads.
+      const Int n = step == 0 && row == 2 ? 300 : pick(t.rng, 1, 40);
+      t.rows.push_back(row), t.owners.push_back(owner), t.prefix.push_back(prefix);
+      t.extend.push_back(n), t.valid.push_back(prefix);
+      Ints depth, deepest;
+      for (Int i = 0; i < n; ++i) {
+        Int parent = i == 0 ? -1 : pick(t.rng, std::max<Int>(-1, i - 12), i - 1);
+        if (parent >= 0 && depth[static_cast<std::size_t>(parent)] > 30) parent = -1;
+        depth.push_back(parent < 0 ? 0 : depth[static_cast<std::size_t>(parent)] + 1);
+        const Int slot = take();
+        t.alloc({slot}, owner);
+        t.locations.push_back(slot);
+        t.write_kv(slot);
+        t.ids.push_back(pick(t.rng, 0, 150000));
+        t.positions.push_back(prefix + depth.back());
+        t.parents.push_back(parent < 0 ? -1 : begin + parent);
+        if (deepest.empty() || depth.back() > depth[static_cast<std::size_t>(deepest.back())]) {
+          deepest = {i};
+        }
+      }
+      for (Int i = deepest[0]; t.parents[static_cast<std::size_t>(begin + i)] >= 0;) {
+        i = t.parents[static_cast<std::size_t>(begin + i)] - begin;
+        deepest.insert(deepest.begin(), i);
+      }
+      for (Int& i : deepest) i += begin;
+      paths.push_back(deepest);
+    }
+    if (faults) {
+      const Int n = std::ssize(t.parents);
+      const auto any = [&] { return static_cast<std::size_t>(pick(t.rng, 0, n - 1)); };
+      for (const Int wild : {Int{-2}, n + 5, Int{INT64_MIN}}) t.parents[any()] = wild;
+      t.locations[any()] = -1;
+      t.locations[any()] = 5000;
+      t.positions[any()] = -3;
+      t.positions[any()] += 1;
+    }
+    // Padding of both kinds.
+    t.rows.push_back(0), t.owners.push_back(0), t.prefix.push_back(0), t.extend.push_back(1);
+    t.valid.push_back(0);
+    for (int i = 0; i < 2; ++i) {
+      t.ids.push_back(7), t.positions.push_back(0), t.locations.push_back(-1);
+      t.parents.push_back(-1);
+    }
+    if (device_batch) {
+      const OnDevice device(t);
+      device.send(t);
+      t.cpu->begin_step(t.batch(false));
+      t.cpu->end_step(t.batch(false));
+      t.gpu->begin_step(device.batch, {});
+      t.gpu->end_step(device.batch, {});
+      check_cuda(cudaDeviceSynchronize());
+    } else {
+      t.step();
+    }
+    t.poll();
+    // What is accepted becomes the row.
+    Ints rejected;
+    std::set<Int> taken;
+    for (std::size_t r = 0; r < paths.size(); ++r) {
+      for (const Int i : paths[r]) {
+        const auto at = static_cast<std::size_t>(i);
+        const auto cell =
+            static_cast<std::size_t>(static_cast<Int>(r + 1) * Twins::kWidth + lengths[r]++);
+        t.table.host[cell] = static_cast<std::int32_t>(t.locations[at]);
+        t.expected.host[cell] = static_cast<std::int32_t>(t.ids[at]);
+        taken.insert(t.locations[at]);
+      }
+    }
+    for (const Int slot : t.locations) {
+      if (slot > 0 && slot < Twins::kSlots && !taken.contains(slot)) rejected.push_back(slot);
+    }
+    t.free(rejected, 0);
+    t.clear_batch();
+    for (Int row = 1; row <= 3; ++row) {
+      t.rows.push_back(row), t.owners.push_back(static_cast<Owner>(row));
+      t.prefix.push_back(lengths[static_cast<std::size_t>(row - 1)]), t.extend.push_back(0);
+      t.valid.push_back(t.prefix.back());
+    }
+    t.step();
+    t.poll();
+  }
+  const std::string what = "trees, seed " + std::to_string(seed);
+  t.expect_equal(what);
+  if (faults) {
+    EXPECT_FALSE(t.by_gpu.empty()) << what;
+  } else {
+    EXPECT_TRUE(t.by_gpu.empty()) << what;
+    t.expect_equal_stats(what);
+  }
+}
+
+TEST_F(MonitorGpu, TreesOfDraftsAreTheCpus) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const serinus::canary::Setup setup{.depth = static_cast<Depth>(seed % 3),
+                      .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
+                      .extra_pools = seed % 4 < 2};
+    run_trees(setup, seed, seed >= 3, seed % 2 == 1);
+    if (HasFailure()) return;
+  }
+}
 
 /// One decode step of four requests, ready to be described.
 struct Decode {

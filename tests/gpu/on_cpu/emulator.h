@@ -74,6 +74,12 @@ inline int lane() {
 inline void __syncthreads() {
   emulator::meet_cta(0);
 }
+inline int __syncthreads_or(int any) {
+  const std::uint64_t* const all = emulator::meet_cta(any != 0 ? 1 : 0);
+  int found = 0;
+  for (unsigned i = 0; i < blockDim.x; ++i) found |= static_cast<int>(all[i]);
+  return found;
+}
 inline void __syncwarp(unsigned mask = ~0u) {
   emulator::meet_lanes(mask, 0);
 }

@@ -232,7 +232,7 @@ class CudaBackend::Section {
   void put_batch(const Batch& batch) {
     batch_ = {put(batch.rows),          put(batch.prefix_lens), put(batch.extend_lens),
               put(batch.owners),        put(batch.input_ids),   put(batch.positions),
-              put(batch.out_cache_loc), put(batch.valid_lens)};
+              put(batch.out_cache_loc), put(batch.valid_lens),  put(batch.parents)};
     room(16);  // so that there is an address even if all are empty
   }
   DeviceBatch batch(const Batch& batch) const {
@@ -248,6 +248,7 @@ class CudaBackend::Section {
     d.out_cache_loc = view(batch_[6], DType::i64, {tokens});
     if (batch.expected_tokens.data != nullptr) d.expected_tokens = batch.expected_tokens;
     if (!batch.valid_lens.empty()) d.valid_lens = view(batch_[7], DType::i64, {n});
+    if (!batch.parents.empty()) d.parents = view(batch_[8], DType::i64, {tokens});
     return d;
   }
 
@@ -289,7 +290,7 @@ class CudaBackend::Section {
   std::vector<std::pair<std::int64_t, std::size_t>> changed_;
   std::vector<std::vector<std::int64_t>> fresh_;
   std::vector<std::size_t> fresh_at_;
-  std::array<std::size_t, 8> batch_{};
+  std::array<std::size_t, 9> batch_{};
 };
 
 CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device device)
@@ -636,15 +637,14 @@ void CudaBackend::verify_due(const Section& section, int pool, const CellBatch& 
          section.stream());
 }
 
-void CudaBackend::check(const Batch& batch, Stream stream) const {
-  if (!batch.parents.empty()) unsupported(device_, "tree drafts (Batch::parents)");
+void CudaBackend::check_stream(Stream stream) const {
   if (is_captured(stream)) {
     unsupported(device_, "a batch of host arrays in a graph: give a cuda::DeviceBatch");
   }
 }
 
 void CudaBackend::head(const Batch& batch, Stream stream) {
-  check(batch, stream);
+  check_stream(stream);
   ++version_;
   make_room(stream);
   const std::vector<int> pools = pools_of(batch.pools);
@@ -664,7 +664,7 @@ void CudaBackend::head(const Batch& batch, Stream stream) {
 }
 
 void CudaBackend::tail(const Batch& batch, Stream stream) {
-  check(batch, stream);
+  check_stream(stream);
   ++version_;
   Section section(*this, stream);
   section.put_pending();
@@ -674,7 +674,7 @@ void CudaBackend::tail(const Batch& batch, Stream stream) {
 }
 
 void CudaBackend::stamp(const Batch& batch, Stream stream) {
-  check(batch, stream);
+  check_stream(stream);
   ++version_;
   Section section(*this, stream);
   section.put_pending();
@@ -730,7 +730,7 @@ void CudaBackend::sweep(Stream stream) {
 
 void CudaBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,
                              std::int64_t end, const Batch& tables, Stream stream) {
-  check(tables, stream);
+  check_stream(stream);
   ++version_;
   begin = std::max<std::int64_t>(begin, 0);
   if (begin >= end) return;

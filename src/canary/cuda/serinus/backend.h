@@ -94,7 +94,7 @@ class CudaBackend final : public Backend {
 
   Pool& at(int pool) const { return *pools_[static_cast<std::size_t>(pool)]; }
   std::vector<int> pools_of(std::span<const int> named) const;
-  void check(const Batch& batch, Stream stream) const;
+  void check_stream(Stream stream) const;
 
   void announce(int pool, std::int64_t slot, LedgerEventKind kind, Owner owner,
                 std::uint32_t other);

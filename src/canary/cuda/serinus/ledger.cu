@@ -205,8 +205,9 @@ __global__ void store_kernel(const __grid_constant__ PoolParams p,
       report_out_of_range(ring, p, slot, Moment::head, 0, -1, -1);
     } else if (p.ledger[slot].written != 0) {
       r = load_record(p, slot);
-      // Damage that is copied is reported where it leaves, too.
+      // Damage that is copied is reported where it leaves, too: a check as any other.
       if (!is_sealed(p, slot, r)) {
+        add(ring.header->counts.records_verified, 1);
         const LedgerEntry e = p.ledger[slot];
         const std::int64_t position = std::int64_t{e.written} - 1;
         const Verdict v = judge_content(r, e, false, position, -1, {});

@@ -119,6 +119,7 @@ struct BatchParams {
   const AttachedCells* attached = nullptr;  ///< [attached_rows, attached_each]
   std::int64_t attached_rows = 0, attached_each = 0;
   const std::int64_t* due = nullptr;
+  const std::int64_t* parents = nullptr;  ///< of a tree of drafts
 };
 
 /// An affine map mod 2^61 - 1, h' = h * multiplier + addend: what a run of tokens does to the chain
@@ -192,6 +193,10 @@ void launch_null_digest(const PoolParams&, Device, Stream);
 void launch_clear_ring(const RingParams&, Device, Stream);
 void launch_next_step(const RingParams&, Device, Stream);
 void launch_recycle_ring(const RingParams&, std::uint64_t number, Device, Stream);
+
+// stamp_tree.cu: the first half of launch_stamp() where the batch has parents, on the current device
+void launch_compose_tree(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
+                         Stream);
 
 // stamp.cu
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,

@@ -192,6 +192,7 @@ BatchParams params(const DeviceBatch& b, Device device) {
   out.positions = words("positions", b.positions, out.num_tokens);
   out.locations = words("out_cache_loc", b.out_cache_loc, out.num_tokens);
   if (b.expected_tokens) out.expected = table_of("expected_tokens", *b.expected_tokens, device);
+  if (b.parents) out.parents = words("parents", *b.parents, out.num_tokens);
   if (b.valid_lens) out.valid_lens = words("valid_lens", *b.valid_lens, bs);
   if (b.attached) {
     check_rank("attached", *b.attached, 3, "(rows, n, 24)");

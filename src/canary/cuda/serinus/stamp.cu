@@ -172,7 +172,7 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
                   const Workspace& w, Device device, Stream stream) {
   if (b.num_tokens == 0) return;
   const gpu::OnDevice current(device);
-  if (b.num_tokens <= kStampTile) {
+  if (b.num_tokens <= kStampTile && b.parents == nullptr) {
     with_depth(p, [&](auto depth) {
       const bool bytes = depth() != Depth::none;
       int rows = kWarp;
@@ -187,9 +187,13 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
     });
     return;
   }
-  const auto tiles = static_cast<unsigned>((b.num_tokens + kStampTile - 1) / kStampTile);
-  gpu::launch_following("canary stamp", compose_kernel, {.grid = tiles, .block = kThreads}, stream,
-                        p, ring, b, w.tokens, w.maps);
+  if (b.parents != nullptr) {
+    launch_compose_tree(p, ring, b, w, stream);
+  } else {
+    const auto tiles = static_cast<unsigned>((b.num_tokens + kStampTile - 1) / kStampTile);
+    gpu::launch_following("canary stamp", compose_kernel, {.grid = tiles, .block = kThreads},
+                          stream, p, ring, b, w.tokens, w.maps);
+  }
   TileShape shape = tile_shape(p, b.num_tokens, device);
   if (depth_of(p) == Depth::none) shape.rows = kWarp;
   const StampedToken* const tokens = w.tokens;

@@ -68,6 +68,61 @@ struct Told {
   }
 };
 
+/// Whether token j of request r (of nobody, or in row 0: padding) is to be stamped. Where it cannot
+/// be, that is reported here.
+__device__ inline bool is_stamped(const PoolParams& p, const RingParams& ring, const BatchParams& b,
+                                  std::int64_t j, std::int64_t location, std::int64_t position,
+                                  std::int64_t r, std::int64_t row) {
+  const bool padding = r < 0 || row == 0;
+  const Owner owner = r >= 0 ? b.owners[r] : 0;
+  const std::int64_t slot = stamped_slot(p, location);
+  if (slot == -2) {
+    report_out_of_range(ring, p, location, Moment::tail, owner, row, padding ? j : position);
+  }
+  if (slot == 0 && p.clean_null) {
+    report_token(p, ring, 0, Reason::null_slot_dirty, owner, row);
+  }
+  if (slot <= 0) return false;
+  if (padding) {
+    report_token(p, ring, slot, Reason::foreign_write, owner, row);
+    return false;
+  }
+  if (is_position(position)) return true;
+  report_token(p, ring, slot, Reason::position, owner, row, position);
+  return false;
+}
+
+/// The cells before a forward's first.
+__device__ inline std::int64_t cells_before(std::int64_t prefix) {
+  return prefix < 0 ? 0 : prefix > kMostCells ? kMostCells : prefix;
+}
+
+struct Before {
+  std::uint64_t chain = kChainAnchor;
+  std::int32_t prev = -2;
+};
+/// What a token continues whose predecessor was written before this forward: the row says where.
+__device__ inline Before before_in_row(const PoolParams& p, const RingParams& ring,
+                                       const BatchParams& b, std::int64_t position, std::int64_t r,
+                                       std::int64_t row) {
+  Before before;
+  if (position == 0) {
+    before.prev = -1;
+  } else if (has_row(b.table, row) && position - 1 < b.table.width) {
+    const std::int64_t cell = b.table.cells[row * b.table.stride + position - 1];
+    const std::int64_t prev = stamped_slot(p, cell);
+    if (prev == -2) {
+      report_out_of_range(ring, p, cell, Moment::tail, b.owners[r], row, position - 1);
+    }
+    if (prev > 0) {
+      before.prev = static_cast<std::int32_t>(prev);
+      const std::uint64_t chain = load_record(p, prev).chain;
+      if (chain != 0) before.chain = chain;
+    }
+  }
+  return before;
+}
+
 /// What token j of request r (or of nobody: padding) is to become. `begin` of the request's run.
 __device__ inline NewToken token_at(const PoolParams& p, const RingParams& ring,
                                     const BatchParams& b, std::int64_t j, const Told& told,
@@ -75,27 +130,10 @@ __device__ inline NewToken token_at(const PoolParams& p, const RingParams& ring,
                                     std::int64_t prefix) {
   NewToken made;
   StampedToken& t = made.token;
-  const bool padding = r < 0 || row == 0;
-  const std::int64_t slot = stamped_slot(p, told.location);
   const std::int64_t position = told.position;
-  if (slot == -2) {
-    report_out_of_range(ring, p, told.location, Moment::tail, r >= 0 ? b.owners[r] : 0, row,
-                        padding ? j : position);
-  }
-  if (slot == 0 && p.clean_null) {
-    report_token(p, ring, 0, Reason::null_slot_dirty, r >= 0 ? b.owners[r] : 0, row);
-  }
-  if (slot <= 0) return made;
-  if (padding) {
-    report_token(p, ring, slot, Reason::foreign_write, r >= 0 ? b.owners[r] : 0, row);
-    return made;
-  }
-  if (!is_position(position)) {
-    report_token(p, ring, slot, Reason::position, b.owners[r], row, position);
-    return made;
-  }
+  if (!is_stamped(p, ring, b, j, told.location, position, r, row)) return made;
   t.request = static_cast<std::int32_t>(r);
-  t.cell = (prefix < 0 ? 0 : prefix > kMostCells ? kMostCells : prefix) + (j - begin);
+  t.cell = cells_before(prefix) + (j - begin);
   const std::uint64_t term =
       hash::token_term(static_cast<std::uint32_t>(told.id), static_cast<std::uint32_t>(position));
   // The token stamped before this one, if it comes right before.
@@ -119,23 +157,9 @@ __device__ inline NewToken token_at(const PoolParams& p, const RingParams& ring,
     return made;
   }
   made.starts = true;
-  std::uint64_t h = kChainAnchor;
-  if (position == 0) {
-    t.prev = -1;
-  } else if (has_row(b.table, row) && position - 1 < b.table.width) {
-    // The predecessor was written before this forward: the row says where.
-    const std::int64_t cell = b.table.cells[row * b.table.stride + position - 1];
-    const std::int64_t prev = stamped_slot(p, cell);
-    if (prev == -2) {
-      report_out_of_range(ring, p, cell, Moment::tail, b.owners[r], row, position - 1);
-    }
-    if (prev > 0) {
-      t.prev = static_cast<std::int32_t>(prev);
-      const std::uint64_t chain = load_record(p, prev).chain;
-      if (chain != 0) h = chain;
-    }
-  }
-  made.term = hash::chain_step(h, term);
+  const Before before = before_in_row(p, ring, b, position, r, row);
+  t.prev = before.prev;
+  made.term = hash::chain_step(before.chain, term);
   return made;
 }
 
