@@ -49,7 +49,9 @@ struct Injected {
 std::string to_text(const Injected& i);
 
 /// Seeded: the same seed and the same calls give the same faults. Hits what the Monitor's
-/// description of the pool points to, so CPU pools only.
+/// description of the pool points to. On a GPU it waits for the device, and what it does lies
+/// between the steps before and after it; of a cuda::DeviceBatch it is given the same numbers as a
+/// Batch, and what it changes in them goes to the device afterwards.
 class Injector {
  public:
   /// Throws RuntimeError in a library without injection, or where `enabled` is not set.
@@ -65,6 +67,7 @@ class Injector {
  private:
   struct Cell {
     std::int64_t row = 0, cell = 0, slot = 0;  ///< slot of the injected pool
+    std::int32_t location = 0;                 ///< what the table says
   };
   bool draw(Perturbation p);
   std::size_t pick(std::size_t n);

@@ -87,7 +87,7 @@ class Batch:
     pools: numbers of the pools that this forward reads and writes; default all
 
     Lists are int64 tensors on the CPU (looked at in place) or sequences of ints; the tables lie where the pools are.
-    Where ``rows`` is a tensor on a GPU, everything is (int64, owners int32 or uint32; no parents): such a batch can be
+    Where ``rows`` is a tensor on a GPU, everything is (int64, owners int32 or uint32): such a batch can be
     captured in a CUDA graph, and is read in stream order.
     """
 

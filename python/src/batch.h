@@ -78,6 +78,7 @@ class DeviceBatchView {
     if (const auto t = take_optional("out_cache_loc")) view.out_cache_loc = *t;
     view.expected_tokens = take_optional("expected_tokens");
     view.valid_lens = take_optional("valid_lens");
+    view.parents = take_optional("parents");
   }
 
   /// Whether `batch` is one of these: its rows say it.

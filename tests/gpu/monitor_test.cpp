@@ -22,6 +22,7 @@
 #include <serinus/canary.h>
 #include <serinus/canary_cuda.h>
 #include <serinus/canary_dump.h>
+#include <serinus/canary_inject.h>
 
 #include "tests/gpu/device_problem.h"
 
@@ -778,6 +779,64 @@ TEST_F(MonitorGpu, WhatTheGpuCannotIsRefused) {
   EXPECT_THROW(Monitor({.source_digests = true}).add_pool(here), NotImplementedError);
 }
 
+// The same drill on both: the same faults done, the same faults found.
+TEST_F(MonitorGpu, FaultsOnPurposeAreTheCpus) {
+  for (std::size_t p = 0; p < kNumPerturbations; ++p) {
+    for (const int pool : {0, 1}) {
+      Twins t({.depth = Depth::all}, p + 1);
+      InjectOptions drill{.enabled = true, .seed = 3 + p, .warmup_steps = 0, .pool = pool};
+      drill.probability[p] = 1;
+      Injector on_cpu(*t.cpu, drill), on_gpu(*t.gpu, drill);
+      const Ints first{5, 6, 7, 8, 9}, second{20, 21, 22}, unread{30, 31};
+      t.alloc(first, 1), t.alloc(second, 2), t.alloc(unread, 3);
+      t.prefill(3, 3, unread);
+      t.step();
+      t.prefill(1, 1, first);
+      t.step();
+      t.prefill(2, 2, second);
+      t.step();
+      // A decode of both.
+      t.clear_batch();
+      t.alloc({10}, 1), t.alloc({23}, 2);
+      t.rows = {1, 2}, t.owners = {1, 2}, t.prefix = {5, 3}, t.extend = {1, 1}, t.valid = {6, 4};
+      t.ids = {77, 78}, t.positions = {5, 3}, t.locations = {10, 23};
+      for (Int i = 0; i < 2; ++i) {
+        const auto cell =
+            static_cast<std::size_t>(t.rows[static_cast<std::size_t>(i)] * Twins::kWidth +
+                                     t.prefix[static_cast<std::size_t>(i)]);
+        t.table.host[cell] = static_cast<std::int32_t>(t.locations[static_cast<std::size_t>(i)]);
+        t.expected.host[cell] = static_cast<std::int32_t>(77 + i);
+        t.write_kv(t.locations[static_cast<std::size_t>(i)]);
+      }
+      t.table.send();
+      t.expected.send();
+      Ints ids = t.ids, positions = t.positions;
+      const std::vector<Injected> there = on_gpu.before_step(t.batch(true), ids, positions);
+      const std::vector<Injected> here = on_cpu.before_step(t.batch(false), t.ids, t.positions);
+      EXPECT_EQ(ids, t.ids);
+      EXPECT_EQ(positions, t.positions);
+      t.cpu->begin_step(t.batch(false));
+      t.gpu->begin_step(t.batch(true));
+      t.cpu->end_step(t.batch(false));
+      t.gpu->end_step(t.batch(true));
+      const std::vector<Injected> there_after = on_gpu.after_step(t.batch(true));
+      const std::vector<Injected> here_after = on_cpu.after_step(t.batch(false));
+      const auto words = [](const std::vector<Injected>& before,
+                            const std::vector<Injected>& after) {
+        std::string all;
+        for (const auto* done : {&before, &after}) {
+          for (const Injected& i : *done) all += to_text(i) + "\n";
+        }
+        return all;
+      };
+      const std::string what = name_of(static_cast<Perturbation>(p));
+      EXPECT_EQ(words(there, there_after), words(here, here_after)) << what;
+      t.expect_equal(what);
+      EXPECT_EQ(t.by_gpu.empty(), here.empty() && here_after.empty()) << what;
+    }
+  }
+}
+
 // Forwards in two streams, the host ahead of both.
 TEST_F(MonitorGpu, StreamsTakeTurns) {
   Twins t({.verify = VerifyPolicy::rolling, .extra_pools = false});
@@ -960,9 +1019,10 @@ void run_trees(const Setup& setup, std::uint64_t seed, bool faults, bool device_
 
 TEST_F(MonitorGpu, TreesOfDraftsAreTheCpus) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
-    const serinus::canary::Setup setup{.depth = static_cast<Depth>(seed % 3),
-                      .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
-                      .extra_pools = seed % 4 < 2};
+    const serinus::canary::Setup setup{
+        .depth = static_cast<Depth>(seed % 3),
+        .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
+        .extra_pools = seed % 4 < 2};
     run_trees(setup, seed, seed >= 3, seed % 2 == 1);
     if (HasFailure()) return;
   }
