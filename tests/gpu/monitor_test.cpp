@@ -106,10 +106,13 @@ class Twins {
   }
 
   void add(const char* name, PoolKind kind, int token_offset = 0) {
+    add(name, kind, layout_of(kind == PoolKind::full ? 576 : 40), token_offset);
+  }
+  void add(const char* name, PoolKind kind, const KvLayout& layout, int token_offset = 0) {
     PoolSpec here;
     here.name = name;
     here.kind = kind;
-    here.layout = layout_of(kind == PoolKind::full ? 576 : 40);
+    here.layout = layout;
     here.num_layers = kLayers;
     here.num_slots = kSlots;
     here.window = kind == PoolKind::swa ? kWindow : 0;
@@ -124,7 +127,7 @@ class Twins {
     auto& buffers = kv.emplace_back();
     for (int l = 0; l < kLayers; ++l) {
       for (const Int page_bytes : here.layout.page_bytes) {
-        const Int n = page_bytes * kSlots / 4;
+        const Int n = page_bytes * ((kSlots + layout.page_size - 1) / layout.page_size);
         Shared<std::uint8_t>& b = buffers.emplace_back(static_cast<std::size_t>(n));
         for (std::uint8_t& x : b.host) x = static_cast<std::uint8_t>(rng());
         b.send();
@@ -164,18 +167,25 @@ class Twins {
       both([&](Monitor& m) { m.on_transfer(p, slots_in(p, slots), from, to); });
   }
 
-  /// Byte i of a segment, in the memory of a layer.
-  void with_bytes(int pool, int buffer, Int slot, const auto& f) {
+  /// Segments of a token, over all layers.
+  int runs(int pool) const {
+    return kLayers * static_cast<int>(layouts[static_cast<std::size_t>(pool)].segments.size());
+  }
+  /// One of them.
+  void with_bytes(int pool, int run, Int slot, const auto& f) {
     const KvLayout& l = layouts[static_cast<std::size_t>(pool)];
-    const Int bytes = l.segments[static_cast<std::size_t>(buffer % 2)].bytes;
+    const auto segments = static_cast<int>(l.segments.size());
+    const KvSegment& segment = l.segments[static_cast<std::size_t>(run % segments)];
+    const int buffer = run / segments * l.num_buffers() + segment.buffer;
     Shared<std::uint8_t>& b = kv[static_cast<std::size_t>(pool)][static_cast<std::size_t>(buffer)];
-    const auto at = static_cast<std::size_t>(slot * bytes);
-    f(std::span(b.host).subspan(at, static_cast<std::size_t>(bytes)));
-    b.send(at, static_cast<std::size_t>(bytes));
+    const auto at = static_cast<std::size_t>(
+        byte_offset(l, segment, slot, l.page_bytes[static_cast<std::size_t>(segment.buffer)]));
+    f(std::span(b.host).subspan(at, static_cast<std::size_t>(segment.bytes)));
+    b.send(at, static_cast<std::size_t>(segment.bytes));
   }
   void write_kv(Int slot) {
     for (int p = 0; p < pools(); ++p) {
-      for (int b = 0; b < 2 * kLayers; ++b) {
+      for (int b = 0; b < runs(p); ++b) {
         with_bytes(p, b, slot_in(p, slot), [&](std::span<std::uint8_t> bytes) {
           for (std::uint8_t& x : bytes) x = static_cast<std::uint8_t>(rng());
         });
@@ -183,7 +193,7 @@ class Twins {
     }
   }
   void flip_byte(int pool, Int slot) {
-    with_bytes(pool, static_cast<int>(pick(rng, 0, 2 * kLayers - 1)), slot_in(pool, slot),
+    with_bytes(pool, static_cast<int>(pick(rng, 0, runs(pool) - 1)), slot_in(pool, slot),
                [&](std::span<std::uint8_t> b) { b[pick(rng, 0, 1) == 0 ? 0 : 11] ^= 0x10; });
   }
   template <class Change>
@@ -522,6 +532,58 @@ TEST_F(MonitorGpu, AnnouncementsOfOneSlotKeepTheirOrder) {
   t.step();
   t.expect_equal("order");
   EXPECT_GE(t.by_gpu.size(), 3u);
+}
+
+// Every named layout, watched to the last byte of every segment; the indexer's keys, where an
+// engine has them, are segments of the same token; a window is a pool of its own.
+TEST_F(MonitorGpu, EveryNamedLayoutIsWatched) {
+  std::vector<KvLayout> all;
+  for (const std::string_view name : kv_layout_names()) {
+    KvLayoutOptions options;
+    if (name.starts_with("mha_")) options = {.page_size = 16, .heads = 2, .head_size = 64};
+    all.push_back(kv_layout(name, options));
+  }
+  KvLayout dsa = kv_layout("fp8_656"), indexer = kv_layout("dsa_indexer_132");
+  dsa.name = "fp8_656 and dsa_indexer_132";
+  for (KvSegment s : indexer.segments) {
+    s.name = "indexer." + s.name;
+    s.buffer = dsa.num_buffers();
+    dsa.segments.push_back(s);
+  }
+  dsa.page_bytes.push_back(indexer.page_bytes[0]);
+  all.push_back(dsa);
+  for (const KvLayout& layout : all) {
+    for (const PoolKind kind : {PoolKind::full, PoolKind::swa}) {
+      Twins t({.extra_pools = false});
+      t.add(layout.name.c_str(), kind, layout);
+      // Both ends of pages, in no order; a token for every run, and one more.
+      Ints slots;
+      for (int i = 0; i <= t.runs(1); ++i) {
+        const Int page = layout.page_size, n = (i + 2) / 2;
+        slots.push_back(i % 2 == 0 ? n * page : n * page - 1);
+        if (slots.back() >= Twins::kSlots) slots.back() = 1 + i;  // small pages have few ends
+      }
+      std::ranges::sort(slots);
+      slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+      slots.resize(std::min<std::size_t>(slots.size(), Twins::kWindow - 1));
+      t.alloc(slots, 1);
+      t.prefill(1, 1, slots);
+      t.step();
+      t.read_again();
+      t.step();
+      t.expect_equal(layout.name);
+      EXPECT_TRUE(t.by_gpu.empty()) << layout.name;
+      const Int runs = std::min<Int>(t.runs(1), std::ssize(slots));
+      for (int run = 0; run < runs; ++run) {
+        t.with_bytes(1, run, t.slot_in(1, slots[static_cast<std::size_t>(run)]),
+                     [](std::span<std::uint8_t> bytes) { bytes.back() ^= 1; });
+      }
+      t.step();
+      t.expect_equal(layout.name);
+      EXPECT_EQ(std::ssize(t.by_gpu), runs) << layout.name;
+      for (const auto& [key, v] : t.by_gpu) EXPECT_EQ(v.reasons, Reason::kv_bytes);
+    }
+  }
 }
 
 // A draft pool's slot p holds the KV of token p + 1, and it has steps of its own.
