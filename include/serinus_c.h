@@ -257,9 +257,14 @@ typedef struct serinus_pool {
   int32_t num_layers; /* 0 = 1 */
   int32_t null_slot;
   int32_t token_offset; /* draft */
+  int32_t reserved;
+  /* Where buffers and full_to_swa lie; a monitor's pools all on one device. 0 = SERINUS_CPU */
+  int32_t device_type;
+  int32_t device_index;
+  int64_t table_rows; /* SERINUS_CUDA: rows that on_attach may name; 0 = 4096 */
 } serinus_pool;
 
-/* One forward. The arrays are read during the call only. */
+/* One forward. The arrays are read during the call only; the two tables lie where the pools do. */
 typedef struct serinus_batch {
   uint32_t struct_size;
   size_t num_pools; /* which pools this forward reads and writes; 0 = all */
@@ -278,6 +283,22 @@ typedef struct serinus_batch {
   const int64_t* valid_lens;      /* num_requests entries, or null */
   const int64_t* parents;         /* tree drafts: num_tokens entries, or null */
 } serinus_batch;
+
+/* One forward whose arrays lie on a GPU, as its pools do: they are read in stream order, so such a
+ * batch can be captured in a CUDA graph. [bs], [tokens]: one entry a request, a token. */
+typedef struct serinus_device_batch {
+  uint32_t struct_size;
+  size_t num_pools;                        /* which pools this forward reads and writes; 0 = all */
+  const int32_t* pools;                    /* on the host */
+  serinus_tensor rows;                     /* [bs] int64; 0 = padding */
+  serinus_tensor prefix_lens, extend_lens; /* [bs] int64 */
+  serinus_tensor owners;                   /* [bs] uint32 or int32 */
+  serinus_tensor req_to_token;             /* [rows, max_len] int32 */
+  serinus_tensor input_ids, positions, out_cache_loc; /* [tokens] int64 */
+  serinus_tensor expected_tokens;                     /* [rows, max_len] int32, or absent */
+  serinus_tensor valid_lens;                          /* [bs] int64, or absent */
+  serinus_tensor parents;                             /* [tokens] int64, or absent */
+} serinus_device_batch;
 
 /* 32 bytes a slot. */
 typedef struct serinus_record {
@@ -376,6 +397,16 @@ serinus_status serinus_monitor_begin_step(serinus_monitor* monitor, const serinu
                                           void* stream);
 serinus_status serinus_monitor_end_step(serinus_monitor* monitor, const serinus_batch* batch,
                                         void* stream);
+
+/* The same for a batch on a GPU. While `stream` is captured, these two are launches into the graph
+ * and nothing else; begin_replay() then comes before each launch of it. */
+serinus_status serinus_monitor_begin_step_on_device(serinus_monitor* monitor,
+                                                    const serinus_device_batch* batch,
+                                                    void* stream);
+serinus_status serinus_monitor_end_step_on_device(serinus_monitor* monitor,
+                                                  const serinus_device_batch* batch, void* stream);
+serinus_status serinus_monitor_begin_replay(serinus_monitor* monitor,
+                                            const serinus_device_batch* batch, void* stream);
 
 /* Verifies the cells [begin, end) of one request now, outside the budget. */
 serinus_status serinus_monitor_verify_now(serinus_monitor* monitor, int32_t moment, uint32_t owner,

@@ -78,12 +78,15 @@ DType dtype(const char* name, serinus_dtype value) {
                  DType::bf16, DType::e4m3});
 }
 
+Device device(const char* name, std::int32_t type, std::int32_t index) {
+  return {one_of(name, type, {DeviceType::cpu, DeviceType::cpu, DeviceType::cuda}), index};
+}
+
 TensorView tensor(const char* name, const serinus_tensor& t) {
   TensorView v;
   v.data = t.data;
   v.dtype = dtype(name, t.dtype);
-  v.device = {one_of(name, t.device_type, {DeviceType::cpu, DeviceType::cpu, DeviceType::cuda}),
-              t.device_index};
+  v.device = device(name, t.device_type, t.device_index);
   v.rank = t.rank;
   for (std::size_t i = 0; i < TensorView::kMaxRank; ++i) {
     v.shape[i] = t.shape[i];

@@ -79,6 +79,7 @@ E one_of(const char* name, std::int64_t value, std::initializer_list<E> values) 
 }
 
 DType dtype(const char* name, serinus_dtype value);
+Device device(const char* name, std::int32_t type, std::int32_t index);
 TensorView tensor(const char* name, const serinus_tensor& t);
 
 }  // namespace serinus::c_api

@@ -5,12 +5,14 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <serinus/canary_config.h>
+#include <serinus/canary_cuda.h>
 #include <serinus/canary_dump.h>
 #include <serinus/canary_ranks.h>
 #include <serinus/canary_sink.h>
@@ -68,7 +70,7 @@ canary::Options options_of(const serinus_monitor_options* pointer) {
 
 canary::PoolSpec pool_of(const serinus_pool* pointer) {
   using namespace canary;
-  const serinus_pool given = read_struct("pool", pointer);
+  const serinus_pool given = read_struct("pool", pointer, offsetof(serinus_pool, device_type));
   PoolSpec p;
   if (given.name != nullptr) p.name = given.name;
   p.kind = one_of("kind", given.kind, {PoolKind::full, PoolKind::swa, PoolKind::draft});
@@ -81,6 +83,8 @@ canary::PoolSpec pool_of(const serinus_pool* pointer) {
   p.window = given.window;
   p.full_to_swa = array("full_to_swa", given.full_to_swa, given.full_to_swa_size);
   p.token_offset = given.token_offset;
+  p.device = c_api::device("device_type", given.device_type, given.device_index);
+  if (given.table_rows != 0) p.table_rows = given.table_rows;
   return p;
 }
 
@@ -100,6 +104,25 @@ canary::Batch batch_of(const serinus_batch* pointer) {
   if (given.parents != nullptr) b.parents = {given.parents, given.num_tokens};
   b.expected_tokens = c_api::tensor("expected_tokens", given.expected_tokens);
   if (given.valid_lens != nullptr) b.valid_lens = {given.valid_lens, given.num_requests};
+  return b;
+}
+
+canary::cuda::DeviceBatch device_batch_of(const serinus_device_batch& given) {
+  const auto present = [](const char* name, const serinus_tensor& t) {
+    return t.data == nullptr && t.rank == 0 ? std::nullopt : std::optional(c_api::tensor(name, t));
+  };
+  canary::cuda::DeviceBatch b;
+  b.rows = c_api::tensor("rows", given.rows);
+  b.prefix_lens = c_api::tensor("prefix_lens", given.prefix_lens);
+  b.extend_lens = c_api::tensor("extend_lens", given.extend_lens);
+  b.owners = c_api::tensor("owners", given.owners);
+  b.req_to_token = c_api::tensor("req_to_token", given.req_to_token);
+  b.input_ids = c_api::tensor("input_ids", given.input_ids);
+  b.positions = c_api::tensor("positions", given.positions);
+  b.out_cache_loc = c_api::tensor("out_cache_loc", given.out_cache_loc);
+  b.expected_tokens = present("expected_tokens", given.expected_tokens);
+  b.valid_lens = present("valid_lens", given.valid_lens);
+  b.parents = present("parents", given.parents);
   return b;
 }
 
@@ -180,6 +203,17 @@ std::size_t take(std::deque<T>& queue, std::span<T> out) {
   std::copy(queue.begin(), end, out.begin());
   queue.erase(queue.begin(), end);
   return n;
+}
+
+// Calls one of the three that take a batch on a GPU.
+using DeviceStep = void (canary::Monitor::*)(const canary::cuda::DeviceBatch&, Stream,
+                                             std::span<const int>);
+serinus_status on_device(serinus_monitor* monitor, const serinus_device_batch* batch, void* stream,
+                         DeviceStep step) noexcept {
+  return with(monitor, [&](canary::Monitor& m) {
+    const serinus_device_batch given = read_struct("batch", batch);
+    (m.*step)(device_batch_of(given), Stream{stream}, array("pools", given.pools, given.num_pools));
+  });
 }
 
 template <class T>
@@ -289,6 +323,22 @@ serinus_status serinus_monitor_begin_step(serinus_monitor* monitor, const serinu
 serinus_status serinus_monitor_end_step(serinus_monitor* monitor, const serinus_batch* batch,
                                         void* stream) {
   return with(monitor, [&](canary::Monitor& m) { m.end_step(batch_of(batch), Stream{stream}); });
+}
+
+serinus_status serinus_monitor_begin_step_on_device(serinus_monitor* monitor,
+                                                    const serinus_device_batch* batch,
+                                                    void* stream) {
+  return on_device(monitor, batch, stream, &canary::Monitor::begin_step);
+}
+
+serinus_status serinus_monitor_end_step_on_device(serinus_monitor* monitor,
+                                                  const serinus_device_batch* batch, void* stream) {
+  return on_device(monitor, batch, stream, &canary::Monitor::end_step);
+}
+
+serinus_status serinus_monitor_begin_replay(serinus_monitor* monitor,
+                                            const serinus_device_batch* batch, void* stream) {
+  return on_device(monitor, batch, stream, &canary::Monitor::begin_replay);
 }
 
 serinus_status serinus_monitor_verify_now(serinus_monitor* monitor, int32_t moment, uint32_t owner,

@@ -45,6 +45,9 @@ static serinus_monitor* monitor_with_pool(int number, const char* config) {
   pool.buffers = &buffer;
   pool.num_buffers = 1;
   pool.num_slots = SLOTS;
+  pool.device_type = 3;
+  CHECK_FAILS(serinus_monitor_add_pool(m, &pool, NULL), SERINUS_VALUE_ERROR, "SRN6012");
+  pool.struct_size = offsetof(serinus_pool, device_type); /* as a program built before it says */
   CHECK_OK(serinus_monitor_add_pool(m, &pool, NULL));
   serinus_layout_destroy(layout);
   return m;

@@ -25,7 +25,14 @@ foreach(example watch_a_pool attach_monitor attach_monitor_c)
 endforeach()
 run(${WORK}/build/custom_layout)
 
-# Built where there is a CUDA runtime; says why it stays on the CPU where there is no GPU.
+# Built where there is a CUDA runtime; they say so where there is no GPU.
+if(EXISTS ${WORK}/build/attach_cuda)
+  execute_process(COMMAND ${WORK}/build/attach_cuda RESULT_VARIABLE rc OUTPUT_VARIABLE out)
+  message("${out}")
+  if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes|no GPU")
+    message(FATAL_ERROR "the example attach_cuda did not report the flipped byte (${rc})")
+  endif()
+endif()
 if(EXISTS ${WORK}/build/sparse_mla_prefill)
   execute_process(COMMAND ${WORK}/build/sparse_mla_prefill RESULT_VARIABLE rc OUTPUT_VARIABLE out)
   message("${out}")
