@@ -80,6 +80,7 @@ struct Setup {
   Depth depth = Depth::all;
   VerifyPolicy verify = VerifyPolicy::all;
   Int main = 576, side = 12, offset = 0, page = 4;
+  Int slots = 1000, rows = 10, width = 160, max_tokens = 256, ring = 512;
   bool captured = false;  ///< the moments of a step are captured once, and replayed
 };
 
@@ -117,22 +118,22 @@ class Graph {
 /// A CPU monitor and a GPU pool side by side. Every event goes to both.
 class Both {
  public:
-  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 64, kRing = 512;
-  static constexpr Int kMaxTokens = 256;
+  static constexpr Int kSlots = Setup{}.slots, kRows = Setup{}.rows, kWidth = Setup{}.width;
+  static constexpr Int kRecords = 64, kRing = Setup{}.ring;
 
   explicit Both(const Setup& s, std::uint64_t seed)
       : rng(seed),
         setup(s),
-        table(static_cast<std::size_t>(kRows * kWidth)),
-        expected(static_cast<std::size_t>(kRows * kWidth), -1) {
+        table(static_cast<std::size_t>(setup.rows * setup.width)),
+        expected(static_cast<std::size_t>(setup.rows * setup.width), -1) {
     const KvLayout layout = odd_layout(s.page, s.main, s.side, s.offset);
     spec.layout = layout;
     spec.num_layers = 2;
-    spec.num_slots = kSlots;
+    spec.num_slots = setup.slots;
     PoolSpec on_gpu = spec;
     for (int b = 0; b < 4; ++b) {
       const auto n = static_cast<std::size_t>(layout.page_bytes[static_cast<std::size_t>(b % 2)] *
-                                              ((kSlots + s.page - 1) / s.page));
+                                              ((setup.slots + s.page - 1) / s.page));
       kv.emplace_back(n);
       for (std::uint8_t& x : kv.back()) x = static_cast<std::uint8_t>(rng());
       gpu_kv.emplace_back(n);
@@ -145,17 +146,17 @@ class Both {
     o.depth = s.depth;
     o.verify = s.verify;
     o.records_per_step = kRecords;
-    o.ring_capacity = kRing;
+    o.ring_capacity = setup.ring;
     cpu = std::make_unique<Monitor>(o);
     cpu->add_pool(spec);
 
-    pool = describe_pool(on_gpu, s.depth, 0, kRows);
-    pool.records = TensorView(records.data(), DType::u8, {kSlots, 32}, kGpu);
-    pool.ledger = TensorView(ledger.data(), DType::i32, {kSlots, 5}, kGpu);
+    pool = describe_pool(on_gpu, s.depth, 0, setup.rows);
+    pool.records = TensorView(records.data(), DType::u8, {setup.slots, 32}, kGpu);
+    pool.ledger = TensorView(ledger.data(), DType::i32, {setup.slots, 5}, kGpu);
     state = std::make_unique<DeviceBuffer>(pool_state_bytes(pool));
     pool.state = bytes_of(*state);
     init_pool(pool, on_gpu);
-    ring = {bytes_of(ring_memory), kRing};
+    ring = {bytes_of(ring_memory), setup.ring};
     clear_ring(ring);
   }
 
@@ -255,11 +256,11 @@ class Both {
     b.prefix_lens = prefix;
     b.extend_lens = extend;
     b.owners = owners;
-    b.req_to_token = TensorView(table.data(), DType::i32, {kRows, kWidth});
+    b.req_to_token = TensorView(table.data(), DType::i32, {setup.rows, setup.width});
     b.input_ids = ids;
     b.positions = positions;
     b.out_cache_loc = locations;
-    b.expected_tokens = TensorView(expected.data(), DType::i32, {kRows, kWidth});
+    b.expected_tokens = TensorView(expected.data(), DType::i32, {setup.rows, setup.width});
     b.valid_lens = valid;
     cpu->begin_step(b);
     cpu->end_step(b);
@@ -293,14 +294,16 @@ class Both {
     d.extend_lens = lists[2].send(extend, DType::i64);
     d.owners = owner_list.send(owners, DType::u32);
     gpu_table.upload(table.data(), table.size() * 4);
-    d.req_to_token = TensorView(gpu_table.data(), DType::i32, {kRows, kWidth}, kGpu);
+    d.req_to_token = TensorView(gpu_table.data(), DType::i32, {setup.rows, setup.width}, kGpu);
     d.input_ids = lists[3].send(ids, DType::i64);
     d.positions = lists[4].send(positions, DType::i64);
     d.out_cache_loc = lists[5].send(locations, DType::i64);
     gpu_expected.upload(expected.data(), expected.size() * 4);
-    d.expected_tokens = TensorView(gpu_expected.data(), DType::i32, {kRows, kWidth}, kGpu);
+    d.expected_tokens =
+        TensorView(gpu_expected.data(), DType::i32, {setup.rows, setup.width}, kGpu);
     d.valid_lens = lists[6].send(valid, DType::i64);
-    std::vector<std::uint8_t> segments(static_cast<std::size_t>(kRows) * sizeof(AttachedCells));
+    std::vector<std::uint8_t> segments(static_cast<std::size_t>(setup.rows) *
+                                       sizeof(AttachedCells));
     Ints due;
     std::size_t request = 0;
     for (const Owner owner : owners) {
@@ -318,7 +321,7 @@ class Both {
       due.push_back(is_due ? found->second[1] : 0);
     }
     d.attached = TensorView(segment_list.send(segments, DType::u8).data, DType::u8,
-                            {kRows, 1, Int{sizeof(AttachedCells)}}, kGpu);
+                            {setup.rows, 1, Int{sizeof(AttachedCells)}}, kGpu);
     const TensorView flat_due = lists[9].send(due, DType::i64);
     d.due = TensorView(flat_due.data, DType::i64, {static_cast<Int>(owners.size()), 2}, kGpu);
     return d;
@@ -335,11 +338,11 @@ class Both {
     }
     return s;
   }
-  RingContent content() const { return read(ring_memory, kRing); }
+  RingContent content() const { return read(ring_memory, setup.ring); }
   void expect_equal(const std::string& what) {
     const std::vector<Record> r = records.download<Record>();
     const std::vector<LedgerEntry> l = ledger.download<LedgerEntry>();
-    for (Int s = 0; s < kSlots; ++s) {
+    for (Int s = 0; s < setup.slots; ++s) {
       const auto at = static_cast<std::size_t>(s);
       const Record& want = cpu->records(0)[at];
       ASSERT_EQ(r[at], want) << what << ": record of slot " << s << " digest " << std::hex
@@ -375,19 +378,21 @@ class Both {
   std::deque<DeviceBuffer> gpu_kv;
   std::unique_ptr<Monitor> cpu;
   DevicePool pool;
-  DeviceBuffer records{kSlots * sizeof(Record)}, ledger{kSlots * sizeof(LedgerEntry)};
+  DeviceBuffer records{static_cast<std::size_t>(setup.slots) * sizeof(Record)};
+  DeviceBuffer ledger{static_cast<std::size_t>(setup.slots) * sizeof(LedgerEntry)};
   std::unique_ptr<DeviceBuffer> state;
-  DeviceBuffer ring_memory{ring_bytes(kRing)};
+  DeviceBuffer ring_memory{ring_bytes(setup.ring)};
   DeviceRing ring;
-  DeviceBuffer workspace{workspace_bytes(kRows, kMaxTokens, kSlots)};
-  DeviceBuffer gpu_table{kRows * kWidth * 4}, gpu_expected{kRows * kWidth * 4};
-  std::deque<Mirror<Int>> lists = [] {
+  DeviceBuffer workspace{workspace_bytes(setup.rows, setup.max_tokens, setup.slots)};
+  DeviceBuffer gpu_table{static_cast<std::size_t>(setup.rows * setup.width) * 4};
+  DeviceBuffer gpu_expected{static_cast<std::size_t>(setup.rows * setup.width) * 4};
+  std::deque<Mirror<Int>> lists = [this] {
     std::deque<Mirror<Int>> l;
-    for (int i = 0; i < 11; ++i) l.emplace_back(std::size_t{512});
+    for (int i = 0; i < 11; ++i) l.emplace_back(static_cast<std::size_t>(2 * setup.max_tokens));
     return l;
   }();
-  Mirror<Owner> owner_list{64};
-  Mirror<std::uint8_t> segment_list{512};
+  Mirror<Owner> owner_list{static_cast<std::size_t>(setup.rows) + 1};
+  Mirror<std::uint8_t> segment_list{static_cast<std::size_t>(setup.rows) * sizeof(AttachedCells)};
   std::uint32_t epoch = 0;
   Graph graph;
   Ints fresh;
@@ -583,6 +588,81 @@ TEST_F(CanaryGpu, FaultsAreTheCpusFaults) {
     run_history(
         {.depth = depth, .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling}, seed,
         7, true);
+    if (HasFailure()) return;
+  }
+}
+
+// Forwards of thousands of tokens, whose chains are composed tile by tile: of many requests, of
+// one, with tokens among them that are not stamped, that jump, or that go on where a row stood
+// before.
+TEST_F(CanaryGpu, LongForwardsAreTheCpus) {
+  constexpr Int kLong = 6000;
+  struct Case {
+    Depth depth;
+    Int shortest, longest;  ///< of a request's tokens
+    Int oddities;           ///< one token of this many is odd; 0 = none
+  };
+  for (const Case& c : {Case{Depth::none, 1, 40, 0}, Case{Depth::all, 1000, 1100, 0},
+                        Case{Depth::none, 5000, 5000, 0}, Case{Depth::partial, 200, 3000, 0},
+                        Case{Depth::none, 900, 2500, 300}, Case{Depth::all, 1, 600, 50}}) {
+    constexpr Int kManyRows = 300;
+    Both both({.depth = c.depth,
+               .main = 40,
+               .side = 8,
+               .slots = 2 * kLong,
+               .rows = kManyRows,
+               .width = kLong,
+               .max_tokens = kLong,
+               .ring = 16384},
+              9);
+    Rng& rng = both.rng;
+    Ints unused;
+    for (Int s = 1; s < 2 * kLong; ++s) unused.push_back(s);
+    std::ranges::shuffle(unused, rng);
+    std::vector<Int> lengths(kManyRows);
+    for (int forward = 0; forward < 2; ++forward) {  // the second one goes on
+      both.rows.clear(), both.prefix.clear(), both.extend.clear(), both.valid.clear();
+      both.owners.clear(), both.ids.clear(), both.positions.clear(), both.locations.clear();
+      for (Int row = 1; row < kManyRows; ++row) {
+        const auto room = static_cast<Int>(kLong - static_cast<Int>(both.ids.size()));
+        const Int n = std::min(pick(rng, c.shortest, c.longest), room);
+        Int& length = lengths[static_cast<std::size_t>(row)];
+        if (n <= 0 || length + n > kLong || static_cast<Int>(unused.size()) < n) break;
+        const Ints slots(unused.end() - n, unused.end());
+        unused.resize(unused.size() - slots.size());
+        both.alloc(slots, static_cast<Owner>(row));
+        both.rows.push_back(row);
+        both.owners.push_back(static_cast<Owner>(row));
+        both.prefix.push_back(length);
+        both.extend.push_back(n);
+        Int position = length;
+        for (const Int slot : slots) {
+          both.table[static_cast<std::size_t>(row * kLong + length)] =
+              static_cast<std::int32_t>(slot);
+          ++length;
+          both.ids.push_back(pick(rng, 0, 150000));
+          both.positions.push_back(position++);
+          both.locations.push_back(slot);
+          if (c.oddities == 0 || pick(rng, 1, c.oddities) != 1) continue;
+          const Int odd = pick(rng, 0, 3);
+          if (odd == 0) {  // goes on somewhere in what was there before
+            position = pick(rng, 0, both.prefix.back());
+            both.positions.back() = position++;
+            continue;
+          }
+          // Is not stamped, and the next one goes on where this one should have been.
+          --position;
+          if (odd == 1) both.positions.back() = -5;
+          if (odd == 2) both.locations.back() = -1;
+          if (odd == 3) both.locations.back() = 3 * kLong;
+        }
+        both.valid.push_back(0);
+      }
+      both.step();
+      const auto stamped = both.content().counts.records_written;
+      EXPECT_GT(stamped, 1000u);
+    }
+    both.expect_equal("tokens a request " + std::to_string(c.longest));
     if (HasFailure()) return;
   }
 }

@@ -4,12 +4,22 @@
 
 namespace serinus::gpu::ptx {
 
-/// First thing in a kernel whose launch `overlaps`: lets the next such launch begin, and waits
-/// until all that was launched before is done and seen.
-__device__ __forceinline__ void follow_previous_grid() {
+/// In a kernel whose launch `overlaps`: waits until all that was launched before is done and seen.
+__device__ __forceinline__ void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+/// Lets the next such launch begin, once every CTA says so or is done.
+__device__ __forceinline__ void let_next_grid_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// First thing in most such kernels.
+__device__ __forceinline__ void follow_previous_grid() {
+  let_next_grid_begin();
+  wait_for_previous_grid();
 }
 
 /// As much as the launch asked for.

@@ -127,6 +127,9 @@ inline void __nanosleep(unsigned) {}
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
 }
+inline int __clz(int x) {
+  return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x));
+}
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }

@@ -12,39 +12,140 @@ namespace serinus::canary::cuda {
 inline constexpr int kEach = static_cast<int>(kStampTile) / kThreads;  ///< tokens of a thread
 using LengthScan = cub::BlockScan<long long, kThreads>;
 
-/// R^n of the run of a thread.
-__device__ __forceinline__ std::uint64_t power_of_r(int n) {
-  static_assert(kEach == 4);
-  constexpr std::uint64_t kR2 = hash::multiply(hash::kR, hash::kR);
-  constexpr std::uint64_t kR3 = hash::multiply(kR2, hash::kR);
-  constexpr std::uint64_t kR4 = hash::multiply(kR2, kR2);
-  return n == 0 ? 1 : n == 1 ? hash::kR : n == 2 ? kR2 : n == 3 ? kR3 : kR4;
+/// R^n and R^-n, mod 2^61 - 1.
+struct Powers {
+  std::uint64_t up[kStampTile + 1], down[kStampTile + 1];
+};
+constexpr Powers make_powers() {
+  // R^(p - 2): the inverse.
+  std::uint64_t inverse = 1;
+  std::uint64_t square = hash::kR;
+  for (std::uint64_t e = hash::kP - 2; e != 0; e >>= 1) {
+    if ((e & 1) != 0) inverse = hash::multiply(inverse, square);
+    square = hash::multiply(square, square);
+  }
+  Powers p{};
+  p.up[0] = p.down[0] = 1;
+  for (std::int64_t n = 1; n <= kStampTile; ++n) {
+    p.up[n] = hash::multiply(p.up[n - 1], hash::kR);
+    p.down[n] = hash::multiply(p.down[n - 1], inverse);
+  }
+  return p;
+}
+__device__ constexpr Powers kPowers = make_powers();
+
+__device__ __forceinline__ std::uint64_t times(std::uint64_t a, std::uint64_t b) {
+  return hash::fold(hash::fold(static_cast<hash::u128>(a) * b));  // <= p + 7, as fold() gives it
+}
+__device__ __forceinline__ std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
+  return hash::fold(a + b);
 }
 
-__device__ __forceinline__ ChainMap shuffle_up_map(const ChainMap& m, int d) {
-  return {__shfl_up_sync(kAllLanes, static_cast<unsigned long long>(m.multiplier), d),
-          __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(m.addend), d)};
-}
+/// A thread's run of tokens in its tile: how many are stamped, whether one of them begins a chain,
+/// and the chain after them, with nothing before them.
+struct Run {
+  int stamped = 0;
+  bool starts = false;
+  std::uint64_t chain = 0;
+};
+/// What was before a run: stamped tokens, whether one of them began a chain, and the chain.
+struct ChainSoFar {
+  int stamped = 0;
+  bool started = false;
+  std::uint64_t chain = 0;
+};
 
-/// The map of all threads before this one; in `total` with its own. `of_warps` is shared.
-__device__ inline ChainMap maps_before(const ChainMap& mine, ChainMap* of_warps, ChainMap& total) {
+/// What of the tile is before this thread's run; thread kThreads has nothing after it, so the last
+/// one's `after` is the tile. A chain is R^n * (sum of its runs' chains * R^-n), n counted from the
+/// tile's beginning, so that runs are joined by plain sums: what was before the last start is
+/// taken off again. All threads call it.
+__device__ inline ChainSoFar before_run(const Run& mine, ChainSoFar& after) {
+  struct OfWarp {
+    int stamped;
+    bool starts;
+    std::uint64_t sum, cut;  // cut: the sum before its last start
+  };
+  __shared__ OfWarp warps[kWarps];
   const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  ChainMap up_to = mine;
+  const unsigned below = (1u << lane) - 1;
+  ChainSoFar before;
+  int of_warp = 0;
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const unsigned some = __ballot_sync(kAllLanes, mine.stamped > k);
+    before.stamped += __popc(some & below);
+    of_warp += __popc(some);
+  }
+  if (lane == 0) warps[warp].stamped = of_warp;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) before.stamped += warps[w].stamped;
+  const int up_to = before.stamped + mine.stamped;
+
+  const std::uint64_t scaled = times(mine.chain, __ldg(&kPowers.down[up_to]));
+  std::uint64_t sum = scaled;
 #pragma unroll
   for (int d = 1; d < kWarp; d *= 2) {
-    const ChainMap below = shuffle_up_map(up_to, d);
-    if (lane >= d) up_to = then(below, up_to);
+    const std::uint64_t other = __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+    if (lane >= d) sum = plus(sum, other);
   }
-  if (lane == kWarp - 1) of_warps[warp] = up_to;
-  ChainMap before = shuffle_up_map(up_to, 1);
-  if (lane == 0) before = {};
+  std::uint64_t sum_before = shuffle_up(sum);
+  if (lane == 0) sum_before = 0;
+  const unsigned starts = __ballot_sync(kAllLanes, mine.starts);
+  const unsigned starts_below = starts & below;
+  const auto at_last = [&](unsigned mask) {
+    return shuffle(sum_before, mask != 0 ? kWarp - 1 - __clz(static_cast<int>(mask)) : 0);
+  };
+  std::uint64_t cut = at_last(starts_below);
+  const std::uint64_t cut_of_warp = at_last(starts);
+  if (lane == kWarp - 1) {
+    warps[warp].starts = starts != 0;
+    warps[warp].sum = sum;
+    warps[warp].cut = cut_of_warp;
+  }
   __syncthreads();
-  ChainMap of_warp;
-#pragma unroll 1
-  for (int w = 0; w < warp; ++w) of_warp = then(of_warp, of_warps[w]);
-  total = then(of_warp, up_to);
-  return then(of_warp, before);
+  std::uint64_t base = 0;
+  std::uint64_t cut_before = 0;
+  for (int w = 0; w < warp; ++w) {
+    if (warps[w].starts) {
+      cut_before = plus(base, warps[w].cut);
+      before.started = true;
+    }
+    base = plus(base, warps[w].sum);
+  }
+  cut = starts_below != 0 ? plus(base, cut) : cut_before;
+  before.started |= starts_below != 0;
+  const auto chain_of = [&](std::uint64_t of, std::uint64_t off, int n) {
+    return times(plus(of, 2 * hash::kP - off), __ldg(&kPowers.up[n]));
+  };
+  before.chain = chain_of(plus(base, sum_before), cut, before.stamped);
+  after.stamped = up_to;
+  after.started = before.started || mine.starts;
+  after.chain = chain_of(plus(base, sum), mine.starts ? plus(base, sum_before) : cut, up_to);
+  return before;
+}
+
+/// Stores this thread's kEach tokens, those of a warp as a whole: `stage` has room for them.
+__device__ __forceinline__ void store_tokens(StampedToken* to, std::int64_t tokens,
+                                             const StampedToken (&mine)[kEach], uint4* stage) {
+  constexpr int kVectors = static_cast<int>(sizeof(StampedToken) / sizeof(uint4));
+  constexpr int kMine = kEach * kVectors;  // swizzled by lane, so that the banks differ
+  static_assert(kMine == 8);
+  const int lane = lane_id();
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    stage[lane * kMine + (i ^ lane % kMine)] =
+        reinterpret_cast<const uint4*>(&mine[i / kVectors])[i % kVectors];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int at = i * kWarp + lane;
+    const int owner = at / kMine;
+    if (at / kVectors < tokens) {
+      reinterpret_cast<uint4*>(to)[at] = stage[owner * kMine + (at % kMine ^ owner % kMine)];
+    }
+  }
 }
 
 /// Composes tile `number`: what was there before is read here, and nowhere later. A CTA's work.
@@ -53,14 +154,17 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
                                              StampedToken* tokens, ChainMap* maps) {
   __shared__ LengthScan::TempStorage scan;
   __shared__ long long firsts[kThreads + 1];
-  __shared__ std::uint64_t terms[kStampTile], multipliers[kStampTile];
-  __shared__ ChainMap of_warps[kWarps];
-  constexpr std::uint64_t kStarts = std::uint64_t{1} << 63;  // in `terms`
+  __shared__ uint4 stage[kStampTile * sizeof(StampedToken) / sizeof(uint4)];
+  constexpr int kOfWarp = kEach * kWarp;
   const int t = static_cast<int>(threadIdx.x);
+  const int warp = t / kWarp;
   const std::int64_t tile = number * kStampTile;
+  const std::int64_t first = tile + t * kEach;
+  const std::int64_t first_of_warp = tile + warp * kOfWarp;
   Told told[kEach];
+  told[0].load(b, first);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) told[i].load(b, tile + i * kThreads + t);
+  for (int i = 1; i < kEach; ++i) told[i].load_after(told[i - 1], b, first + i);
   // Which request a token is of: the last whose run begins at it or before.
   std::int64_t request[kEach], begin[kEach];
 #pragma unroll
@@ -72,32 +176,34 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
   for (std::int64_t r0 = 0; r0 < b.num_requests && base < b.num_tokens; r0 += kThreads) {
     const std::int64_t r = r0 + t;
     const long long length = r < b.num_requests ? extend_of(b, r) : 0;
-    long long first = 0;
+    long long before = 0;
     long long total = 0;
-    LengthScan(scan).ExclusiveSum(length, first, total);
-    firsts[t] = base + first;
+    LengthScan(scan).ExclusiveSum(length, before, total);
+    firsts[t] = base + before;
     if (t == 0) firsts[kThreads] = base + total;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const std::int64_t j = tile + i * kThreads + t;
-      const std::int64_t j0 = j - lane_id();  // the warp's first
-      if (j0 + kWarp <= base || j0 >= base + total) continue;
+    if (first_of_warp + kOfWarp > base && first_of_warp < base + total) {
       // Most warps have tokens of one request.
-      int below = find_run(firsts, j0 > base ? j0 : base);
-      if (j0 + kWarp > firsts[below + 1]) {
-        for (int above = kThreads; above - below > 1;) {
-          const int middle = (below + above) / 2;
-          (firsts[middle] <= j ? below : above) = middle;
+      const int of_warp = find_run(firsts, first_of_warp > base ? first_of_warp : base);
+      const bool one = first_of_warp + kOfWarp <= firsts[of_warp + 1];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const std::int64_t j = first + i;
+        int below = of_warp;
+        if (!one) {
+          for (int above = kThreads; above - below > 1;) {
+            const int middle = (below + above) / 2;
+            (firsts[middle] <= j ? below : above) = middle;
+          }
         }
+        if (j < base || j >= base + total) continue;
+        request[i] = r0 + below;
+        begin[i] = firsts[below];
       }
-      if (j < base || j >= base + total) continue;
-      request[i] = r0 + below;
-      begin[i] = firsts[below];
     }
     if (number == 0 && r < b.num_requests) {
       // Runs that leave the flat arrays.
-      const std::int64_t room = b.num_tokens - (base + first);
+      const std::int64_t room = b.num_tokens - (base + before);
       const std::int64_t want = b.extend_lens[r];
       if (want < 0 || want > (room < 0 ? 0 : room)) {
         report_out_of_range(ring, p, -1, Moment::tail, b.owners[r], b.rows[r], want);
@@ -113,58 +219,40 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
     prefix[i] = request[i] >= 0 ? b.prefix_lens[request[i]] : 0;
   }
   StampedToken mine[kEach];
+  Run run;
+  int powers[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const std::int64_t j = tile + i * kThreads + t;
+    const std::int64_t j = first + i;
     NewToken made;
     if (j < b.num_tokens) {
       made = token_at(p, ring, b, j, told[i], request[i], begin[i], row[i], prefix[i]);
     }
     mine[i] = made.token;
-    // Multiplier 1 leaves the chain as it is.
-    const bool stamped = made.token.request >= 0;
-    terms[i * kThreads + t] = hash::canonical(made.term) | (made.starts ? kStarts : 0);
-    multipliers[i * kThreads + t] = stamped ? 0 : 1;
-  }
-  __syncthreads();
-  // From here on a thread has tokens that follow each other.
-  std::uint64_t h = 0;
-  int power = 0;
-  bool started = false;
-  std::uint64_t local[kEach];
-  int powers[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::uint64_t term = terms[t * kEach + i];
-    if (multipliers[t * kEach + i] == 0) {
-      const bool starts = (term & kStarts) != 0;
-      h = starts ? term & ~kStarts : hash::chain_step(h, term);
-      started |= starts;
-      ++power;
+    if (made.token.request >= 0) {  // else the chain passes over it
+      run.chain = made.starts ? made.term : hash::chain_step(run.chain, made.term);
+      run.starts |= made.starts;
+      ++run.stamped;
     }
-    local[i] = h;
-    powers[i] = started ? -1 : power;
+    mine[i].chain = run.chain;
+    powers[i] = run.starts ? 0 : run.stamped;
   }
-  ChainMap total;
-  const ChainMap before =
-      maps_before({started ? 0 : power_of_r(power), hash::canonical(h)}, of_warps, total);
+  run.chain = hash::fold(run.chain);
+  ChainSoFar after;
+  const ChainSoFar before = before_run(run, after);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const bool alone = powers[i] < 0;
-    const std::uint64_t r = alone ? 0 : power_of_r(powers[i]);
-    terms[t * kEach + i] =
-        hash::fold(static_cast<hash::u128>(before.addend) * r + hash::fold(local[i]));
-    multipliers[t * kEach + i] = hash::fold(static_cast<hash::u128>(before.multiplier) * r);
+    if (powers[i] > 0) {
+      mine[i].chain =
+          plus(hash::fold(mine[i].chain), times(before.chain, __ldg(&kPowers.up[powers[i]])));
+      mine[i].power = before.started ? 0 : before.stamped + powers[i];
+    }
   }
-  if (t == kThreads - 1) maps[number] = total;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int64_t j = tile + i * kThreads + t;
-    if (j >= b.num_tokens) continue;
-    mine[i].map = {multipliers[i * kThreads + t], terms[i * kThreads + t]};
-    tokens[j] = mine[i];
+  if (t == kThreads - 1) {
+    maps[number] = {after.started ? 0 : __ldg(&kPowers.up[after.stamped]), after.chain};
   }
+  store_tokens(tokens + first_of_warp, b.num_tokens - first_of_warp, mine,
+               stage + warp * kOfWarp * 2);
 }
 
 }  // namespace serinus::canary::cuda

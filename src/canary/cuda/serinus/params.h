@@ -137,10 +137,11 @@ inline constexpr std::int64_t kStampTile = 1024;  ///< tokens that are composed 
 
 /// A token between the two kernels of stamp().
 struct alignas(16) StampedToken {
-  ChainMap map;               ///< from the beginning of its tile to after it
+  std::uint64_t chain = 0;    ///< after it; where `power` > 0, with nothing before its tile
   std::int64_t cell = 0;      ///< of the request's row
   std::int32_t prev = -2;     ///< slot of the token before
   std::int32_t request = -1;  ///< -1: not to be stamped
+  std::int32_t power = 0;     ///< of R, by which the chain before the tile counts; 0: not at all
 };
 static_assert(sizeof(StampedToken) == 32);
 

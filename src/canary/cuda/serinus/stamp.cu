@@ -22,8 +22,18 @@ namespace {
 __global__ void __launch_bounds__(kThreads, 2)
     compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                    const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
-  gpu::ptx::follow_previous_grid();
+  // In this order: the next grid reads bytes before it waits for this one, and so they must be
+  // there.
+  gpu::ptx::wait_for_previous_grid();
+  gpu::ptx::let_next_grid_begin();
   compose_tile(p, ring, b, blockIdx.x, tokens, maps);
+}
+
+/// A token's chain, given that before its tile.
+__device__ __forceinline__ std::uint64_t chain_after(std::uint64_t before,
+                                                     const StampedToken& token) {
+  const std::uint64_t power = token.power > 0 ? __ldg(&kPowers.up[token.power]) : 0;
+  return hash::canonical(static_cast<hash::u128>(before) * power + token.chain);
 }
 
 /// The chain before tile `tile`: the maps before it, composed back to the last that forgets what
@@ -52,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     stamp_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  const __grid_constant__ BatchParams b, const StampedToken* tokens,
                  const ChainMap* maps, TileShape shape) {
-  gpu::ptx::follow_previous_grid();
+  gpu::ptx::let_next_grid_begin();
   auto& scratch = shared_as<DigestScratch<kDepth>>();
   __shared__ int stamps;
   if constexpr (kDepth != Depth::none) init_digest(scratch);
@@ -62,34 +72,34 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   std::int64_t turn = shape.whole ? blockIdx.x : blockIdx.x * std::int64_t{kWarps} + warp;
   const std::int64_t turns = shape.whole ? gridDim.x : gridDim.x * std::int64_t{kWarps};
+  bool composed = false;
   for (; turn * shape.rows < b.num_tokens; turn += turns) {
     const std::int64_t first = turn * shape.rows;
-    const std::uint64_t seed = speaks(shape) ? chain_before(maps, first / kStampTile) : 0;
-    const auto slot_of = [&](const StampedToken& token, std::int64_t j) -> std::int64_t {
-      return token.request >= 0 ? stamped_slot(p, b.locations[j]) : -1;
-    };
     if constexpr (kDepth != Depth::none) {
       for (int row = lane; row < shape.rows; row += kWarp) {
         const std::int64_t j = first + row;
-        const std::int64_t slot = j < b.num_tokens ? slot_of(tokens[j], j) : -1;
-        scratch.slots[warp][row] = static_cast<std::int32_t>(slot);
+        const std::int64_t slot = j < b.num_tokens ? stamped_slot(p, b.locations[j]) : -1;
+        scratch.slots[warp][row] = slot > 0 ? static_cast<std::int32_t>(slot) : -1;
       }
       __syncwarp();
       digest_tile<kDepth>(p, shape, scratch);
       tile_barrier(shape);
     }
+    // Bytes do not depend on what is composed meanwhile.
+    if (!composed) gpu::ptx::wait_for_previous_grid();
+    composed = true;
+    const std::uint64_t seed = speaks(shape) ? chain_before(maps, first / kStampTile) : 0;
     int stored = 0;
     for (int row = lane; row < shape.rows && speaks(shape); row += kWarp) {
       const std::int64_t j = first + row;
       if (j >= b.num_tokens) break;
       const StampedToken token = tokens[j];
-      const std::int64_t slot = slot_of(token, j);
-      if (slot <= 0) continue;
+      if (token.request < 0) continue;
+      const std::int64_t slot = stamped_slot(p, b.locations[j]);
       ++stored;
       std::uint64_t digest = 0;
       if constexpr (kDepth != Depth::none) digest = digest_of(p, shape, scratch, row);
-      const std::uint64_t chain =
-          hash::canonical(static_cast<hash::u128>(seed) * token.map.multiplier + token.map.addend);
+      const std::uint64_t chain = chain_after(seed, token);
       store_token(p, ring, b, j, token, slot, chain, digest);
     }
     stored = __reduce_add_sync(kAllLanes, stored);
@@ -143,19 +153,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   __threadfence();
   for (std::int64_t j = t; j < b.num_tokens; j += kThreads) {
     const auto* const from = reinterpret_cast<const ulonglong2*>(w.tokens + j);
-    const ulonglong2 map = __ldcg(from);
+    const ulonglong2 where = __ldcg(from);
     const ulonglong2 rest = __ldcg(from + 1);
     StampedToken token;
-    token.map = {map.x, map.y};
-    token.cell = static_cast<std::int64_t>(rest.x);
-    token.prev = static_cast<std::int32_t>(rest.y);
-    token.request = static_cast<std::int32_t>(rest.y >> 32);
+    token.chain = where.x;
+    token.cell = static_cast<std::int64_t>(where.y);
+    token.prev = static_cast<std::int32_t>(rest.x);
+    token.request = static_cast<std::int32_t>(rest.x >> 32);
     if (token.request < 0) continue;
     const std::int64_t slot = stamped_slot(p, b.locations[j]);
     if (slot <= 0) continue;
     atomicAdd(&stamps, 1);
     // Nothing was before the tile.
-    store_token(p, ring, b, j, token, slot, hash::canonical(token.map.addend),
+    store_token(p, ring, b, j, token, slot, hash::canonical(token.chain),
                 kDepth == Depth::none ? 0 : __ldcg(w.digests + j));
   }
   __syncthreads();

@@ -1,7 +1,7 @@
 // The first half of a write whose tokens are a tree of drafts (topk > 1): chains go from a token to
 // its children. A tree is as deep as drafts are long, so its levels are taken one after another, by
 // one CTA a request. What it leaves is what the second half, stamp_kernel, takes from tiles of
-// tokens in a line: maps that forget what was before.
+// tokens in a line: chains that depend on nothing before their tile.
 #include <cstdint>
 
 #include "canary/cuda/serinus/tokens.cuh"
@@ -38,7 +38,7 @@ __device__ Node composed_before(const PoolParams& p, const BatchParams& b,
                                 const StampedToken& token, std::int64_t j) {
   Node n{0, token.cell, -2, 0, 1};
   if (token.request < 0) return n;
-  n.chain = token.map.addend;
+  n.chain = token.chain;
   n.position = b.positions[j];
   n.slot = static_cast<std::int32_t>(stamped_slot(p, b.locations[j]));
   return n;
@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(kThreads)
                         const __grid_constant__ RingParams ring,
                         const __grid_constant__ BatchParams b, StampedToken* tokens,
                         ChainMap* maps) {
-  gpu::ptx::follow_previous_grid();
+  // In this order, as compose_kernel does: the next grid reads bytes before it waits.
+  gpu::ptx::wait_for_previous_grid();
+  gpu::ptx::let_next_grid_begin();
   __shared__ Node nodes[kThreads];
   const int t = static_cast<int>(threadIdx.x);
   const bool nobody = blockIdx.x == b.num_requests;  // tokens of padding
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
         const std::uint64_t term = hash::token_term(static_cast<std::uint32_t>(b.tokens[j]),
                                                     static_cast<std::uint32_t>(position));
         mine.chain = hash::canonical(hash::chain_step(from.chain, term));
-        token.map = {0, mine.chain};
+        token.chain = mine.chain;
         token.prev = from.prev;
         token.request = static_cast<std::int32_t>(r);
       }

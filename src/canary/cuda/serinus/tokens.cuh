@@ -58,13 +58,24 @@ struct Told {
   std::int64_t location_before = -1, position_before = -1;
 
   __device__ void load(const BatchParams& b, std::int64_t j) {
+    load_alone(b, j);
+    if (j >= b.num_tokens || j == 0) return;
+    location_before = b.locations[j - 1];
+    position_before = b.positions[j - 1];
+  }
+  /// Where the one before is known.
+  __device__ void load_after(const Told& before, const BatchParams& b, std::int64_t j) {
+    load_alone(b, j);
+    location_before = before.location;
+    position_before = before.position;
+  }
+
+ private:
+  __device__ void load_alone(const BatchParams& b, std::int64_t j) {
     if (j >= b.num_tokens) return;
     location = b.locations[j];
     position = b.positions[j];
     id = b.tokens[j];
-    if (j == 0) return;
-    location_before = b.locations[j - 1];
-    position_before = b.positions[j - 1];
   }
 };
 

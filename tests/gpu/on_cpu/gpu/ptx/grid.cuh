@@ -5,6 +5,8 @@
 
 namespace serinus::gpu::ptx {
 
+inline void wait_for_previous_grid() {}
+inline void let_next_grid_begin() {}
 inline void follow_previous_grid() {}
 inline uint4* dynamic_shared() {
   static uint4 memory[1 << 14];  // more than any launch asks for
