@@ -7,10 +7,11 @@
 // the bytes. `watched` also takes the records out on the sending GPU, sends them behind each chunk,
 // and on the receiving GPU stamps them and verifies every byte of the chunk, on a stream of its
 // own, while the next chunk is on its way; it is over when the last byte is verified. Both in turn,
-// medians over rounds, timed on the receiving GPU.
+// medians over rounds, timed on the receiving GPU. Pages that lie beside each other on both sides
+// go as one piece (`pages_in_order`), or each page by itself.
 //
-// The step: one all-gather of 64 requests' digests, alone, and beside a forward on another stream.
-// Needs two GPUs.
+// The step: the digests of 64 requests of 4096 tokens, one all-gather of them, and the result on
+// the host; alone, and beside a forward on another stream. Needs two GPUs.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -26,9 +27,9 @@
 
 #include <serinus/canary.h>
 #include <serinus/canary_cuda.h>
+#include <serinus/canary_ranks.h>
 #include <serinus/kv_layout.h>
 
-#include "agreement.h"
 #include "bench/busy.h"
 #include "nccl_transport.h"
 #include "ranks.h"
@@ -39,13 +40,15 @@ using namespace distributed;
 using serinus::DType;
 using serinus::TensorView;
 namespace canary = serinus::canary;
+using canary::RequestDigest;
 
 constexpr std::chrono::seconds kTimeout{30};
 constexpr int kSender = 0, kReceiver = 1, kLayers = 32;
 constexpr std::int64_t kTokens = 16384, kChunk = 1024, kPage = 64;
 constexpr std::int64_t kPages = kTokens / kPage + 16;
 constexpr int kRequests = 64;
-constexpr std::int64_t kDigestBytes = kRequests * static_cast<std::int64_t>(sizeof(RankDigest));
+constexpr std::int64_t kContext = 4096;  // tokens of each
+constexpr std::int64_t kDigestBytes = kRequests * static_cast<std::int64_t>(sizeof(RequestDigest));
 constexpr int kForwardRounds = 60000;
 
 struct Options {
@@ -81,15 +84,102 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// One rank's pool on its GPU, with the canary's memory beside it.
-class Side {
+/// What a rank has on its GPU: a pool with the canary's memory beside it, and the tokens of some
+/// requests in it, row by row. Memory lives as long as the process.
+class Rank {
  public:
-  explicit Side(NcclTransport& nccl, bool shuffled) : nccl_(nccl) {
+  Rank(NcclTransport& nccl, canary::Depth depth) : nccl_(nccl), depth_(depth) {
     int device = 0;
     check(cudaGetDevice(&device));
-    device_.index = device;
+    device_ = {serinus::DeviceType::cuda, device};
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
 
+  canary::cuda::RingContent found() {
+    std::vector<std::byte> copy(canary::cuda::ring_bytes(ring_.capacity));
+    check(cudaDeviceSynchronize());
+    check(cudaMemcpy(copy.data(), ring_.memory.data, copy.size(), cudaMemcpyDeviceToHost));
+    return canary::cuda::read_ring(copy, ring_.capacity);
+  }
+
+ protected:
+  std::uint8_t* allocate(std::int64_t bytes) {
+    void* p = nullptr;
+    check(cudaMalloc(&p, static_cast<std::size_t>(bytes) + 16));
+    return static_cast<std::uint8_t*>(p);
+  }
+  TensorView u8(std::int64_t bytes) { return {allocate(bytes), DType::u8, {bytes}, device_}; }
+  template <class T>
+  TensorView upload(const std::vector<T>& items, DType type) {
+    const auto n = static_cast<std::int64_t>(items.size());
+    void* to = allocate(n * static_cast<std::int64_t>(sizeof(T)));
+    check(cudaMemcpy(to, items.data(), items.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return {to, type, {n}, device_};
+  }
+
+  /// A pool for the tokens of `requests` requests, as many of each, which lie in `slots`.
+  void make_pool(canary::PoolSpec spec, std::int64_t requests,
+                 const std::vector<std::int64_t>& slots) {
+    const auto tokens = static_cast<std::int64_t>(slots.size()), each = tokens / requests;
+    spec.device = device_;
+    pool_ = canary::cuda::describe_pool(spec, depth_, 0, requests + 1);
+    pool_.records =
+        TensorView(allocate(spec.num_slots * 32), DType::u8, {spec.num_slots, 32}, device_);
+    pool_.ledger =
+        TensorView(allocate(spec.num_slots * 20), DType::i32, {spec.num_slots, 5}, device_);
+    pool_.state = u8(static_cast<std::int64_t>(canary::cuda::pool_state_bytes(pool_)));
+    ring_.capacity = 1024;
+    ring_.memory = u8(static_cast<std::int64_t>(canary::cuda::ring_bytes(ring_.capacity)));
+    workspace_ = u8(
+        static_cast<std::int64_t>(canary::cuda::workspace_bytes(requests, tokens, spec.num_slots)));
+    canary::cuda::clear_ring(ring_, {stream_});
+    canary::cuda::init_pool(pool_, spec, {stream_});
+
+    slots_ = upload(slots, DType::i64);
+    std::vector<std::int32_t> table(static_cast<std::size_t>(each));  // row 0: nobody's
+    table.insert(table.end(), slots.begin(), slots.end());
+    std::vector<std::int64_t> rows, ids, positions;
+    for (std::int64_t r = 1; r <= requests; ++r) rows.push_back(r);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      ids.push_back(t * 31 % 32000);
+      positions.push_back(t % each);
+    }
+    const auto n = static_cast<std::size_t>(requests);
+    batch_.rows = upload(rows, DType::i64);
+    batch_.owners = upload(std::vector<std::uint32_t>(n, 1), DType::u32);
+    batch_.prefix_lens = upload(std::vector<std::int64_t>(n, 0), DType::i64);
+    batch_.extend_lens = upload(std::vector<std::int64_t>(n, each), DType::i64);
+    batch_.req_to_token =
+        TensorView(upload(table, DType::i32).data, DType::i32, {requests + 1, each}, device_);
+    batch_.input_ids = upload(ids, DType::i64);
+    batch_.positions = upload(positions, DType::i64);
+    batch_.out_cache_loc = slots_;
+    canary::cuda::on_alloc(pool_, ring_, slots_, 1, 1, {stream_});
+  }
+  void stamp() { canary::cuda::stamp(pool_, ring_, batch_, workspace_, {stream_}); }
+
+  /// Both GPUs are here, with nothing to do.
+  void align() {
+    std::uint8_t mine = 0, all[2] = {};
+    check(cudaStreamSynchronize(stream_));
+    nccl_.all_gather({&mine, 1}, {all, 2});
+  }
+
+  NcclTransport& nccl_;
+  canary::Depth depth_;
+  serinus::Device device_;
+  cudaStream_t stream_ = nullptr;  // the canary's, and a step's forward
+  canary::cuda::DevicePool pool_;
+  canary::cuda::DeviceRing ring_;
+  canary::cuda::DeviceBatch batch_;
+  TensorView workspace_, slots_;
+  Event start_, end_;
+};
+
+class Transfer : public Rank {
+ public:
+  Transfer(NcclTransport& nccl, bool shuffled)
+      : Rank(nccl, canary::Depth::all), pages_(kTokens / kPage), in_runs_(!shuffled) {
     canary::PoolSpec spec;
     spec.layout = serinus::kv_layout("mha_nhd", {.page_size = kPage, .heads = 8, .head_size = 128});
     spec.num_layers = kLayers;
@@ -102,23 +192,9 @@ class Side {
         spec.buffers.push_back({data, page_bytes * kPages, page_bytes});
       }
     }
-    spec_ = spec;
-    pool_ = canary::cuda::describe_pool(spec, canary::Depth::all, 0, 2);
-    pool_.records = u8(spec.num_slots * 32);
-    pool_.records = TensorView(pool_.records.data, DType::u8, {spec.num_slots, 32}, device_);
-    pool_.ledger =
-        TensorView(allocate(spec.num_slots * 20), DType::i32, {spec.num_slots, 5}, device_);
-    pool_.state = u8(static_cast<std::int64_t>(canary::cuda::pool_state_bytes(pool_)));
-    ring_.capacity = 1024;
-    ring_.memory = u8(static_cast<std::int64_t>(canary::cuda::ring_bytes(ring_.capacity)));
-    workspace_ =
-        u8(static_cast<std::int64_t>(canary::cuda::workspace_bytes(2, kTokens, spec.num_slots)));
-    canary::cuda::clear_ring(ring_, {stream_});
-    canary::cuda::init_pool(pool_, spec, {stream_});
-
-    pages_.resize(kTokens / kPage);
+    buffers_ = spec.buffers;
     std::iota(pages_.begin(), pages_.end(), 1);
-    if (shuffled) {  // every page's neighbour is elsewhere
+    if (shuffled) {  // every page's neighbour is elsewhere, and on the other side somewhere else
       for (std::size_t i = 0; i < pages_.size(); ++i) {
         std::swap(pages_[i],
                   pages_[(i * 97 + static_cast<std::size_t>(nccl.rank()) * 31) % pages_.size()]);
@@ -128,28 +204,27 @@ class Side {
     for (std::int64_t t = 0; t < kTokens; ++t) {
       slots.push_back(pages_[static_cast<std::size_t>(t / kPage)] * kPage + t % kPage);
     }
-    slots_ = upload(slots, DType::i64);
+    make_pool(spec, 1, slots);
     travelling_ = TensorView(allocate(kTokens * 32), DType::u8, {kTokens, 32}, device_);
-    canary::cuda::on_alloc(pool_, ring_, slots_, 1, 1, {stream_});
-    if (nccl.rank() == kSender) stamp(slots);
+    if (nccl.rank() == kSender) stamp();
     check(cudaDeviceSynchronize());
   }
 
   /// One transfer; on the receiver, its time in us.
-  double transfer(bool watched) {
+  double run(bool watched) {
     align();
     start_.record(nccl_.stream());
     start_.hold(stream_);
+    if (watched && nccl_.rank() == kSender) {
+      canary::cuda::on_store(pool_, ring_, slots_, travelling_, {stream_});
+      stored_.record(stream_);
+      stored_.hold(nccl_.stream());
+    }
     for (std::int64_t first = 0; first < kTokens; first += kChunk) {
       const TensorView slots = part(slots_, first), records = part(travelling_, first);
       std::vector<Segment> segments = chunk(first);
       if (watched) segments.push_back({records.as<std::uint8_t>(), kChunk * 32});
       if (nccl_.rank() == kSender) {
-        if (watched) {
-          canary::cuda::on_store(pool_, ring_, slots, records, {stream_});
-          stored_.record(stream_);
-          stored_.hold(nccl_.stream());
-        }
         nccl_.start_send(kReceiver, segments);
         continue;
       }
@@ -168,52 +243,13 @@ class Side {
     return end_.us_since(start_);
   }
 
-  /// A step with `forward` beside, and with the all-gather or without; its time in us.
-  double step(bool forward, bool gather) {
-    align();
-    start_.record(stream_);
-    start_.hold(nccl_.stream());
-    if (forward)
-      serinus::bench::busy(static_cast<float*>(workspace_.data), kForwardRounds, stream_);
-    if (gather) {
-      nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
-      arrived_.record(nccl_.stream());
-      arrived_.hold(stream_);
-    }
-    end_.record(stream_);
-    const double us = end_.us_since(start_);
-    nccl_.finish(1 - nccl_.rank(), "measuring a step");
-    return us;
-  }
-
-  /// What the receiver's canary found, which must be nothing, and how many tokens it verified.
-  canary::cuda::RingContent found() {
-    std::vector<std::byte> copy(canary::cuda::ring_bytes(ring_.capacity));
-    check(cudaDeviceSynchronize());
-    check(cudaMemcpy(copy.data(), ring_.memory.data, copy.size(), cudaMemcpyDeviceToHost));
-    return canary::cuda::read_ring(copy, ring_.capacity);
-  }
   /// Bends one byte of the sender's pool: then the receiver must say so.
   void damage() {
-    check(cudaMemset(spec_.buffers[17].data + pages_[40] * spec_.buffers[17].page_stride + 1234,
-                     0x77, 1));
+    check(cudaMemset(buffers_[17].data + pages_[40] * buffers_[17].page_stride + 1234, 0x77, 1));
     check(cudaDeviceSynchronize());
   }
 
  private:
-  std::uint8_t* allocate(std::int64_t bytes) {
-    void* p = nullptr;
-    check(cudaMalloc(&p, static_cast<std::size_t>(bytes) + 16));
-    return static_cast<std::uint8_t*>(p);  // as long as the process: a benchmark
-  }
-  TensorView u8(std::int64_t bytes) { return {allocate(bytes), DType::u8, {bytes}, device_}; }
-  template <class T>
-  TensorView upload(const std::vector<T>& items, DType type) {
-    const auto n = static_cast<std::int64_t>(items.size());
-    void* to = allocate(n * static_cast<std::int64_t>(sizeof(T)));
-    check(cudaMemcpy(to, items.data(), items.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return {to, type, {n}, device_};
-  }
   /// The chunk's rows of a tensor of tokens.
   TensorView part(const TensorView& all, std::int64_t first) const {
     TensorView v = all;
@@ -221,34 +257,13 @@ class Side {
     v.data = all.as<std::uint8_t>() + first * all.strides[0] * serinus::size_of(all.dtype);
     return v;
   }
-  void stamp(const std::vector<std::int64_t>& slots) {
-    std::vector<std::int32_t> table(2 * kTokens);
-    std::vector<std::int64_t> ids, positions;
-    for (std::int64_t t = 0; t < kTokens; ++t) {
-      table[static_cast<std::size_t>(kTokens + t)] =
-          static_cast<std::int32_t>(slots[static_cast<std::size_t>(t)]);
-      ids.push_back(t * 31 % 32000);
-      positions.push_back(t);
-    }
-    canary::cuda::DeviceBatch batch;
-    batch.rows = upload(std::vector<std::int64_t>{1}, DType::i64);
-    batch.prefix_lens = upload(std::vector<std::int64_t>{0}, DType::i64);
-    batch.extend_lens = upload(std::vector<std::int64_t>{kTokens}, DType::i64);
-    batch.owners = upload(std::vector<std::uint32_t>{1}, DType::u32);
-    const TensorView cells = upload(table, DType::i32);
-    batch.req_to_token = TensorView(cells.data, DType::i32, {2, kTokens}, device_);
-    batch.input_ids = upload(ids, DType::i64);
-    batch.positions = upload(positions, DType::i64);
-    batch.out_cache_loc = slots_;
-    canary::cuda::stamp(pool_, ring_, batch, workspace_, {stream_});
-  }
-  /// The bytes of a chunk of tokens, pages that lie beside each other in one piece.
+  /// The bytes of a chunk of tokens.
   std::vector<Segment> chunk(std::int64_t first) const {
     std::vector<Segment> segments;
-    for (const serinus::KvBuffer& b : spec_.buffers) {
+    for (const serinus::KvBuffer& b : buffers_) {
       for (std::int64_t i = first / kPage; i < (first + kChunk) / kPage; ++i) {
         std::uint8_t* at = b.data + pages_[static_cast<std::size_t>(i)] * b.page_stride;
-        if (i > first / kPage && segments.back().data + segments.back().bytes == at) {
+        if (in_runs_ && i > first / kPage) {
           segments.back().bytes += b.page_stride;
         } else {
           segments.push_back({at, b.page_stride});
@@ -257,24 +272,81 @@ class Side {
     }
     return segments;
   }
-  /// Both GPUs are here, with nothing to do.
-  void align() {
-    std::uint8_t mine = 0, all[2] = {};
-    check(cudaStreamSynchronize(stream_));
-    nccl_.all_gather({&mine, 1}, {all, 2});
+
+  std::vector<std::int64_t> pages_;
+  bool in_runs_;  // pages follow each other on both sides
+  std::vector<serinus::KvBuffer> buffers_;
+  TensorView travelling_;
+  Event stored_, arrived_, checked_;
+};
+
+/// Of records alone: digests read nothing else.
+class Agreement : public Rank {
+ public:
+  explicit Agreement(NcclTransport& nccl) : Rank(nccl, canary::Depth::none) {
+    constexpr std::int64_t kAll = kRequests * kContext;
+    canary::PoolSpec spec;
+    spec.layout = serinus::kv_layout("mha_nhd", {.page_size = kPage, .heads = 8, .head_size = 128});
+    spec.num_slots = kAll + kPage;
+    std::vector<std::int64_t> slots;  // pages of one request lie all over the pool
+    for (std::int64_t t = 0; t < kAll; ++t) {
+      slots.push_back((1 + t / kPage * 1031 % (kAll / kPage)) * kPage + t % kPage);
+    }
+    make_pool(spec, kRequests, slots);
+    stamp();
+    batch_.prefix_lens = upload(
+        std::vector<std::int64_t>(static_cast<std::size_t>(kRequests), kContext), DType::i64);
+    check(cudaDeviceSynchronize());
+    check(cudaMallocHost(reinterpret_cast<void**>(&on_host_), 2 * kDigestBytes));
   }
 
-  NcclTransport& nccl_;
-  serinus::Device device_{serinus::DeviceType::cuda, 0};
-  cudaStream_t stream_ = nullptr;  // the canary's, and a step's forward
-  canary::PoolSpec spec_;
-  canary::cuda::DevicePool pool_;
-  canary::cuda::DeviceRing ring_;
-  TensorView workspace_, slots_, travelling_;
-  std::vector<std::int64_t> pages_;
+  /// A step with `forward` beside, and with the ranks' agreement or without; its time in us.
+  double step(bool forward, bool agree) {
+    align();
+    start_.record(stream_);
+    start_.hold(nccl_.stream());
+    if (forward)
+      serinus::bench::busy(static_cast<float*>(workspace_.data), kForwardRounds, stream_);
+    if (agree) {
+      canary::cuda::request_digests(pool_, batch_,
+                                    TensorView(digests_, DType::u8, {kRequests, 32}, device_),
+                                    {nccl_.stream()});
+      nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
+      check(cudaMemcpyAsync(on_host_, all_digests_, 2 * kDigestBytes, cudaMemcpyDeviceToHost,
+                            nccl_.stream()));
+      arrived_.record(nccl_.stream());
+      arrived_.hold(stream_);
+    }
+    end_.record(stream_);
+    const double us = end_.us_since(start_);
+    nccl_.finish(1 - nccl_.rank(), "measuring a step");
+    return us;
+  }
+  /// The all-gather alone, of what lies there.
+  double gather() {
+    align();
+    start_.record(nccl_.stream());
+    nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
+    end_.record(nccl_.stream());
+    nccl_.finish(1 - nccl_.rank(), "measuring an all-gather");
+    return end_.us_since(start_);
+  }
+  /// What the last agreement brought.
+  std::vector<canary::RankDifference> differences() const {
+    return canary::compare_ranks(
+        {reinterpret_cast<const RequestDigest*>(on_host_), 2 * std::size_t{kRequests}}, 2);
+  }
+  /// This rank's record of one token says something else.
+  void damage() {
+    check(cudaMemset(pool_.records.as<std::uint8_t>() + 32 * (3 * kPage + 5), 0x5a, 32));
+    check(cudaDeviceSynchronize());
+  }
+
+ private:
   std::uint8_t* digests_ = allocate(kDigestBytes);
   std::uint8_t* all_digests_ = allocate(2 * kDigestBytes);
-  Event start_, end_, stored_, arrived_, checked_;
+  std::uint8_t* on_host_ = nullptr;
+  Event arrived_;
 };
 
 std::string device_name() {
@@ -294,20 +366,19 @@ void write_json(const Options& options, const std::string& name, const std::stri
 }
 
 bool measure_transfer(NcclTransport& nccl, const Options& options, bool shuffled) {
-  Side side(nccl, shuffled);
-  const bool speaks = nccl.rank() == kReceiver;
+  Transfer transfer(nccl, shuffled);
   std::vector<double> plain, watched;
   for (int round = -2; round < options.rounds; ++round) {  // two to warm up
-    const double a = side.transfer(false), b = side.transfer(true);
+    const double a = transfer.run(false), b = transfer.run(true);
     if (round < 0) continue;
     plain.push_back(a);
     watched.push_back(b);
   }
-  const canary::cuda::RingContent clean = side.found();
-  if (nccl.rank() == kSender) side.damage();
-  side.transfer(true);
-  const canary::cuda::RingContent damaged = side.found();
-  if (!speaks) return true;
+  const canary::cuda::RingContent clean = transfer.found();
+  if (nccl.rank() == kSender) transfer.damage();
+  transfer.run(true);
+  const canary::cuda::RingContent damaged = transfer.found();
+  if (nccl.rank() != kReceiver) return true;
   const std::int64_t kv = kTokens * kLayers * 4096, records = kTokens * 32;
   const double p = median(plain), w = median(watched);
   write_json(options, shuffled ? "transfer-shuffled_pages" : "transfer-pages_in_order",
@@ -331,23 +402,39 @@ bool measure_transfer(NcclTransport& nccl, const Options& options, bool shuffled
   return good;
 }
 
-void measure_step(NcclTransport& nccl, const Options& options) {
-  Side side(nccl, true);
-  std::vector<double> alone, forward, both;
+bool measure_step(NcclTransport& nccl, const Options& options) {
+  Agreement agreement(nccl);
+  std::vector<double> gather, alone, forward, both;
   for (int round = -10; round < options.rounds * 10; ++round) {
-    const double a = side.step(false, true), f = side.step(true, false), b = side.step(true, true);
+    const double g = agreement.gather(), a = agreement.step(false, true),
+                 f = agreement.step(true, false), b = agreement.step(true, true);
     if (round < 0) continue;
+    gather.push_back(g);
     alone.push_back(a);
     forward.push_back(f);
     both.push_back(b);
   }
-  if (nccl.rank() != kReceiver) return;
-  write_json(options, "rank_digest-64_requests",
-             fmt::format("\"requests\": {}, \"bytes_a_rank\": {}, \"all_gather_us\": {:.2f}, "
-                         "\"forward_us\": {:.2f}, \"forward_with_all_gather_us\": {:.2f}, "
-                         "\"added_us\": {:.2f}, \"rounds\": {}",
-                         kRequests, kDigestBytes, median(alone), median(forward), median(both),
-                         median(both) - median(forward), alone.size()));
+  const std::size_t clean = agreement.differences().size();
+  if (nccl.rank() == kSender) agreement.damage();
+  agreement.step(false, true);
+  const std::size_t damaged = agreement.differences().size();
+  if (nccl.rank() != kReceiver) return true;
+  write_json(
+      options, "rank_digest-64_requests",
+      fmt::format("\"requests\": {}, \"tokens_each\": {}, \"bytes_a_rank\": {}, "
+                  "\"all_gather_us\": {:.2f}, \"digests_and_all_gather_us\": {:.2f}, "
+                  "\"forward_us\": {:.2f}, \"forward_with_all_us\": {:.2f}, "
+                  "\"added_us\": {:.2f}, \"rounds\": {}",
+                  kRequests, kContext, kDigestBytes, median(gather), median(alone), median(forward),
+                  median(both), median(both) - median(forward), alone.size()));
+  const bool good = clean == 0 && damaged == 1;
+  if (!good) {
+    fmt::print(
+        "but the ranks did not agree as they should: {} differ without a fault, {} with "
+        "one bent record\n",
+        clean, damaged);
+  }
+  return good;
 }
 
 }  // namespace
@@ -370,7 +457,7 @@ int main(int argc, char** argv) {
     bool good = true;
     for (const bool shuffled : {false, true})
       good = measure_transfer(nccl, options, shuffled) && good;
-    measure_step(nccl, options);
+    good = measure_step(nccl, options) && good;
     return good ? 0 : 1;
   });
 }

@@ -5,7 +5,10 @@
 
 namespace distributed {
 
+using serinus::canary::RankDifference;
 using serinus::canary::Reason;
+using serinus::canary::report_ranks;
+using serinus::canary::RequestDigest;
 
 namespace {
 
@@ -43,35 +46,25 @@ void blame(Disagreement& d, int rank, const std::string& why) {
 
 }  // namespace
 
-RequestDigest digest_of(Node& node, const Request& request) {
-  RequestDigest d;
-  d.owner = request.id;
-  d.length = node.held(request);
-  d.chain = node.digest(request);
-  return d;
-}
-
 std::vector<Disagreement> agree(Node& node, Transport& transport,
                                 std::span<const Request* const> requests) {
   std::vector<RequestDigest> mine;
-  for (const Request* r : requests) mine.push_back(digest_of(node, *r));
+  for (const Request* r : requests) mine.push_back(node.digest(*r));
   const std::vector<RequestDigest> all = gather(transport, mine);
   const int ranks = transport.size();
 
   std::vector<Disagreement> found;
   std::vector<std::vector<RequestDigest>> digests;  // of each request in `found`, by rank
   std::vector<Reason> own;                          // what this rank finds wrong with itself
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    std::vector<RequestDigest> of_ranks;
+  for (const RankDifference& d : report_ranks(node.monitor, all, ranks, /*kv=*/false)) {
+    const auto i = static_cast<std::size_t>(d.request);
+    if (!found.empty() && found.back().request == requests[i]->id) continue;
+    found.push_back({requests[i]->id, {}, {}});
+    std::vector<RequestDigest>& of_ranks = digests.emplace_back();
     for (int rank = 0; rank < ranks; ++rank) {
       of_ranks.push_back(said(all, mine.size(), static_cast<std::size_t>(rank), i));
+      of_ranks.back().kv = 0;  // ranks hold different heads
     }
-    if (std::ranges::count(of_ranks, of_ranks[0]) == ranks) continue;
-    std::vector<std::uint64_t> values;
-    for (const RequestDigest& d : of_ranks) values.push_back(d.chain);
-    node.watch.on_rank_digests(mine[i].owner, values);
-    found.push_back({mine[i].owner, {}, {}});
-    digests.push_back(std::move(of_ranks));
     own.push_back(own_reasons(node, *requests[i]));
   }
   if (found.empty()) return found;
@@ -83,8 +76,7 @@ std::vector<Disagreement> agree(Node& node, Transport& transport,
     for (int rank = 0; rank < ranks; ++rank) {
       const Reason r = said(reasons, found.size(), static_cast<std::size_t>(rank), i);
       if (!any(r)) continue;
-      const std::int64_t length = digests[i][static_cast<std::size_t>(rank)].length;
-      blame(d, rank, "holds " + std::to_string(length) + " tokens: " + names_of(r));
+      blame(d, rank, "finds in its own pool: " + names_of(r));
     }
     if (!d.ranks.empty()) continue;
     const RequestDigest* most = majority(digests[i]);

@@ -8,18 +8,10 @@
 #include <string>
 #include <vector>
 
-#include <serinus/canary_ranks.h>
-
 #include "node.h"
 #include "transport.h"
 
 namespace distributed {
-
-using serinus::canary::RequestDigest;
-
-/// What this rank holds of one request: how many of its tokens have their KV in the pool, and the
-/// digest over their chains. The bytes of the KV are not in it: ranks hold different heads.
-RequestDigest digest_of(Node& node, const Request& request);
 
 /// A request that the ranks do not hold alike.
 struct Disagreement {

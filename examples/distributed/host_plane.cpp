@@ -1,6 +1,5 @@
 // KV in host memory: the sockets that carry the messages carry the bytes, too.
 #include "memory.h"
-#include "node.h"
 #include "ranks.h"
 
 namespace distributed {
@@ -10,10 +9,8 @@ namespace {
 struct HostPlane : DataPlane {
   explicit HostPlane(SocketTransport& control) : sockets(control) {}
   Memory& memory() override { return host; }
-  Watch& watch() override { return monitor; }
   Transport& transport() override { return sockets; }
   HostMemory host;
-  MonitorWatch monitor{watch_options()};
   SocketTransport& sockets;
 };
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include <serinus/tensor.h>
+
 namespace distributed {
 
 class Memory {
@@ -14,6 +16,7 @@ class Memory {
   virtual std::uint8_t* allocate(std::int64_t bytes) = 0;
   virtual void write(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) = 0;
   virtual void read(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) = 0;
+  virtual serinus::Device device() const { return {}; }
 };
 
 class HostMemory : public Memory {

@@ -4,27 +4,25 @@
 #include <vector>
 
 #include <serinus/error.h>
-#include <serinus/version.h>
 
 #include "mix.h"
 
 namespace distributed {
 
-std::uint64_t fingerprint(const serinus::KvLayout& layout, int layers) {
-  std::uint64_t h = mix(serinus::kRecordVersion, static_cast<std::uint64_t>(layers));
+namespace {
+
+/// Of where each byte of a token lies in a page.
+std::uint64_t hash_of_places(const serinus::KvLayout& layout) {
+  std::uint64_t h = 0;
   const auto add = [&h](std::int64_t value) { h = mix(h, static_cast<std::uint64_t>(value)); };
-  add(layout.page_size);
   for (const std::int64_t bytes : layout.page_bytes) add(bytes);
   for (const serinus::KvSegment& s : layout.segments) {
-    for (const char c : s.name) add(c);
-    for (const std::int64_t value :
-         {static_cast<std::int64_t>(s.role), static_cast<std::int64_t>(s.buffer), s.offset,
-          s.token_stride, s.bytes, static_cast<std::int64_t>(s.head)}) {
-      add(value);
-    }
+    for (const std::int64_t value : {std::int64_t{s.buffer}, s.offset, s.token_stride}) add(value);
   }
   return h;
 }
+
+}  // namespace
 
 void send_message(Transport& transport, int peer, const Message& message) {
   transport.send(peer, std::vector{segment_of(std::span(&message, 1))});
@@ -59,32 +57,36 @@ void require_kind(int peer, const Message& message, Kind want) {
              static_cast<std::int64_t>(want));
 }
 
-Message greeting_of(const serinus::KvLayout& layout, int layers) {
-  return {.kind = Kind::hello,
-          .layer = layers,
-          .buffer = layout.num_buffers(),
-          .count = static_cast<std::int32_t>(layout.page_size),
-          .end = layout.token_bytes(),
-          .value = fingerprint(layout, layers)};
+Greeting greeting_of(const serinus::canary::Options& options,
+                     const serinus::canary::PoolSpec& pool) {
+  const Message hello{.kind = Kind::hello,
+                      .buffer = pool.layout.num_buffers(),
+                      .count = static_cast<std::int32_t>(pool.layout.page_size),
+                      .value = hash_of_places(pool.layout)};
+  return {hello, serinus::canary::transfer_terms(options, pool)};
 }
 
-void greet(Transport& transport, int peer, const serinus::KvLayout& layout, int layers) {
-  const Message mine = greeting_of(layout, layers);
-  send_message(transport, peer, mine);
-  const Message theirs = receive_message(transport, peer);
-  require_kind(peer, theirs, Kind::hello);
-  const auto same = [peer](const char* what, auto got, auto want) {
-    if (got == want) return;
-    serinus::raise("peer-layout-differs", {{"peer", std::to_string(peer)},
-                                           {"name", what},
-                                           {"got", std::to_string(got)},
-                                           {"want", std::to_string(want)}});
+void greet(Transport& transport, int peer, const Greeting& mine) {
+  transport.send(peer, std::vector{segment_of(std::span(&mine.hello, 1)),
+                                   segment_of(std::span(&mine.terms, 1))});
+  const Message hello = receive_message(transport, peer);
+  require_kind(peer, hello, Kind::hello);
+  serinus::canary::TransferTerms terms;
+  transport.receive(peer, std::vector{segment_of(std::span(&terms, 1))});
+
+  std::vector<std::string> found = serinus::canary::differences(mine.terms, terms);
+  const auto compare = [&found](const std::string& what, auto here, auto there) {
+    if (here == there) return;
+    found.push_back(what + ": " + std::to_string(here) + " here, " + std::to_string(there) +
+                    " there");
   };
-  same("num_layers", theirs.layer, mine.layer);
-  same("num_buffers", theirs.buffer, mine.buffer);
-  same("page_size", theirs.count, mine.count);
-  same("token_bytes", theirs.end, mine.end);
-  same("a fingerprint of the layout of", theirs.value, mine.value);
+  compare("page size", mine.hello.count, hello.count);
+  compare("buffers a layer", mine.hello.buffer, hello.buffer);
+  compare("hash of where the bytes of a token lie", mine.hello.value, hello.value);
+  if (found.empty()) return;
+  std::string all;
+  for (const std::string& f : found) all += (all.empty() ? "" : "; ") + f;
+  serinus::raise("peer-layout-differs", {{"peer", std::to_string(peer)}, {"got", all}});
 }
 
 }  // namespace distributed

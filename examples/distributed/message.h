@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <string>
 
-#include <serinus/canary.h>
+#include <serinus/canary_ranks.h>
 
 #include "transport.h"
 
 namespace distributed {
 
 enum class Kind : std::uint32_t {
-  hello,    ///< the first in each direction: who am I, and what is my KV like
+  hello,    ///< the first in each direction: what are my pages like; TransferTerms follow
   offer,    ///< `count` tokens of `request` come as `transfer`; their ids follow, 4 bytes each
   put,      ///< pages [first, first + count) of the request: bytes [begin, end) of each page of one
             ///< buffer of one layer follow
@@ -33,17 +33,13 @@ struct Message {
   std::int32_t layer = 0, buffer = 0;
   std::int32_t first = 0, count = 0;
   std::int64_t begin = 0, end = 0;
-  std::uint64_t value = 0;  ///< hello: the layout's fingerprint; verdict: Reason bits
+  std::uint64_t value = 0;  ///< hello: see Greeting; verdict: Reason bits
   std::uint64_t unused = 0;
 
   friend bool operator==(const Message&, const Message&) = default;
 };
 static_assert(sizeof(Message) == 64 && std::endian::native == std::endian::little,
               "the bytes of a message are its wire format");
-
-/// What must be the same on both sides for bytes to keep their meaning: every segment of the
-/// layout, the page size, the number of layers and the version of the record.
-std::uint64_t fingerprint(const serinus::KvLayout& layout, int layers);
 
 void send_message(Transport& transport, int peer, const Message& message);
 /// Throws peer-nonsense for what is no message.
@@ -56,9 +52,15 @@ void require_in(int peer, const char* field, std::int64_t got, std::int64_t leas
                 std::int64_t most);
 void require_kind(int peer, const Message& message, Kind want);
 
-/// What a rank with such KV says first.
-Message greeting_of(const serinus::KvLayout& layout, int layers);
-/// Both sides greet; throws peer-layout-differs where they do not hold the same kind of KV.
-void greet(Transport& transport, int peer, const serinus::KvLayout& layout, int layers);
+/// What each side says first. Records can be understood where the terms agree; pages, which travel
+/// as they lie, also need the same bytes at the same places: the message has a hash of that.
+struct Greeting {
+  Message hello;
+  serinus::canary::TransferTerms terms;
+};
+Greeting greeting_of(const serinus::canary::Options& options,
+                     const serinus::canary::PoolSpec& pool);
+/// Exchanges greetings. Throws peer-layout-differs, which says what does.
+void greet(Transport& transport, int peer, const Greeting& mine);
 
 }  // namespace distributed

@@ -5,10 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "device_watch.h"
 #include "memory.h"
 #include "nccl_transport.h"
-#include "node.h"
 #include "ranks.h"
 
 namespace distributed {
@@ -20,6 +18,11 @@ void check(cudaError_t error) {
 }
 
 struct GpuMemory : Memory {
+  GpuMemory() {
+    int index = 0;
+    check(cudaGetDevice(&index));
+    where = {serinus::DeviceType::cuda, index};
+  }
   ~GpuMemory() override {
     for (void* buffer : buffers) cudaFree(buffer);
   }
@@ -40,17 +43,18 @@ struct GpuMemory : Memory {
   void read(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) override {
     check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost));
   }
+  serinus::Device device() const override { return where; }
+
+  serinus::Device where;
   std::vector<void*> buffers;
 };
 
 struct NcclPlane : DataPlane {
   NcclPlane(SocketTransport& control, std::chrono::milliseconds timeout) : nccl(control, timeout) {}
   Memory& memory() override { return gpu; }
-  Watch& watch() override { return canary; }
   Transport& transport() override { return nccl; }
   NcclTransport nccl;  // first: it chooses the device
   GpuMemory gpu;
-  DeviceWatch canary{watch_options()};
 };
 
 }  // namespace

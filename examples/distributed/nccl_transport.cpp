@@ -20,7 +20,10 @@ NcclTransport::NcclTransport(SocketTransport& control, std::chrono::milliseconds
   int gpus = 0;
   check(cudaGetDeviceCount(&gpus), kJoining);
   check(cudaSetDevice(rank_ % gpus), kJoining);
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kJoining);
+  // Whatever else the GPU does, bytes go first: a transfer needs few SMs, but needs them soon.
+  int least = 0, most = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &most), kJoining);
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, most), kJoining);
 
   ncclUniqueId id;
   const std::vector name = {segment_of(std::span(&id, 1))};

@@ -13,9 +13,9 @@
 
 namespace distributed {
 
-/// Everything runs on a stream of its own, beside whatever else the GPU does. A call returns when
-/// the GPU is done with it; one that is not by the deadline aborts the communicator, so that no
-/// kernel goes on waiting for a peer that is gone.
+/// Everything runs on a stream of its own, before whatever else the GPU has to do. A call returns
+/// when the GPU is done with it; one that is not by the deadline aborts the communicator, so that
+/// no kernel goes on waiting for a peer that is gone.
 class NcclTransport : public Transport {
  public:
   /// The ranks of `control`, which outlives this, join a communicator, rank r with GPU r modulo

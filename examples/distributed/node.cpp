@@ -10,7 +10,9 @@ namespace distributed {
 
 using serinus::DType;
 using serinus::TensorView;
+using serinus::canary::Moment;
 using serinus::canary::Reason;
+using serinus::canary::RequestDigest;
 using serinus::canary::Source;
 using serinus::canary::Violation;
 
@@ -41,21 +43,21 @@ std::vector<std::uint32_t> prompt_of(std::size_t length, std::uint32_t first) {
   return tokens;
 }
 
-serinus::canary::Options watch_options() {
+serinus::canary::Options watch_options(serinus::Device device) {
   serinus::canary::Options o;
   o.records_per_step = 128;
-  o.source_digests = true;
+  o.source_digests = device.type == serinus::DeviceType::cpu;
   return o;
 }
 
-Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memory, Watch& over)
+Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memory)
     : model(m),
       layout(layout_of(m)),
-      watch(over),
+      monitor(watch_options(memory.device())),
       memory_(memory),
       free_pages_(static_cast<std::size_t>(pages - 1)),
-      req_to_token_(static_cast<std::size_t>(kRows * kCells)),
-      expected_tokens_(static_cast<std::size_t>(kRows * kCells), -1) {
+      req_to_token_(make_table(0)),
+      expected_tokens_(make_table(-1)) {
   for (int layer = 0; layer < model.layers; ++layer) {
     for (const std::int64_t page_bytes : layout.page_bytes) {
       const std::int64_t bytes = page_bytes * pages;
@@ -69,7 +71,9 @@ Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memor
   pool.num_layers = model.layers;
   pool.buffers = buffers_;
   pool.num_slots = pages * model.page_size;
-  watch.add_pool(pool, kRows);
+  pool.device = memory_.device();
+  pool.table_rows = kRows;
+  monitor.add_pool(pool);
 
   std::iota(free_pages_.begin(), free_pages_.end(), 1);  // page 0 holds the null slot
   std::ranges::sort(free_pages_, {}, [seed](std::int64_t page) {
@@ -85,26 +89,24 @@ bool Node::reserve(Request& request, std::int64_t tokens) {
     const std::int64_t page = free_pages_.back();
     free_pages_.pop_back();
     request.pages.push_back(page);
-    watch.on_alloc(slots_of(std::span(&page, 1), 0, model.page_size), request.id);
+    monitor.on_alloc(0, slots_of(std::span(&page, 1), 0, model.page_size), request.id);
   }
   // The table that attention would walk.
   const std::vector<std::int64_t> slots =
       slots_of(request.pages, 0, static_cast<std::int64_t>(pages) * model.page_size);
-  for (std::size_t i = 0; i < std::min<std::size_t>(slots.size(), kCells); ++i) {
-    req_to_token_[request.id * kCells + i] = static_cast<std::int32_t>(slots[i]);
-  }
+  write_row(req_to_token_, request.id, std::vector<std::int32_t>(slots.begin(), slots.end()));
   return true;
 }
 
 void Node::release(Request& request) {
   for (const std::int64_t page : request.pages) release_page(request, page);
-  watch.on_release(request.id);
+  monitor.on_release(request.id);
   request.pages.clear();
   request.cached = 0;
 }
 
 void Node::release_page(const Request& request, std::int64_t page) {
-  watch.on_free(slots_of(std::span(&page, 1), 0, model.page_size), request.id);
+  monitor.on_free(0, slots_of(std::span(&page, 1), 0, model.page_size), request.id);
   free_pages_.push_back(page);
 }
 
@@ -130,9 +132,6 @@ Node::Tables Node::tables_of(std::span<const Request* const> requests) const {
       t.ids.push_back(r->tokens[static_cast<std::size_t>(i)]);
     }
   }
-  const auto table = [](const std::vector<std::int32_t>& cells) {
-    return TensorView(const_cast<std::int32_t*>(cells.data()), DType::i32, {kRows, kCells});
-  };
   t.batch.rows = t.rows;
   t.batch.owners = t.owners;
   t.batch.prefix_lens = t.prefix;
@@ -141,17 +140,15 @@ Node::Tables Node::tables_of(std::span<const Request* const> requests) const {
   t.batch.positions = t.positions;
   t.batch.out_cache_loc = t.locations;
   t.batch.valid_lens = t.valid;
-  t.batch.req_to_token = table(req_to_token_);
-  t.batch.expected_tokens = table(expected_tokens_);
+  t.batch.req_to_token = req_to_token_;
+  t.batch.expected_tokens = expected_tokens_;
   return t;
 }
 
 void Node::forward(std::span<Request* const> requests) {
-  for (const Request* r : requests) {
-    std::ranges::copy(r->tokens, expected_tokens_.begin() + r->id * kCells);
-  }
+  for (const Request* r : requests) write_expected(*r);
   const Tables t = tables_of(requests);
-  watch.begin_step(t.batch);
+  monitor.begin_step(t.batch);
   for (Request* r : requests) {
     const auto size = static_cast<std::int64_t>(r->tokens.size());
     const std::vector<std::int64_t> slots = slots_of(r->pages, 0, size);
@@ -165,13 +162,13 @@ void Node::forward(std::span<Request* const> requests) {
     }
     r->cached = size;
   }
-  watch.end_step(t.batch);
+  monitor.end_step(t.batch);
 }
 
 Reason Node::verify(const Request& request) {
   const Request* one[] = {&request};
-  std::ranges::copy(request.tokens, expected_tokens_.begin() + request.id * kCells);
-  watch.verify(tables_of(one).batch);
+  write_expected(request);
+  monitor.verify_now(Moment::head, request.id, request.id, 0, request.cached, tables_of(one).batch);
   take();
   return found_[request.id];
 }
@@ -182,22 +179,42 @@ std::vector<Violation> Node::poll() {
 }
 
 void Node::take() {
-  for (Violation& v : watch.poll()) {
+  monitor.wait();
+  for (Violation& v : monitor.poll()) {
     found_[v.request] |= v.reasons;
     found_since_poll_.push_back(std::move(v));
   }
 }
 
-std::int64_t Node::held(const Request& request) {
-  std::vector<serinus::canary::Record> records(static_cast<std::size_t>(request.cached));
-  watch.on_store(slots_of(request.pages, 0, request.cached), records, {});
-  return std::ranges::count_if(records,
-                               [](const auto& r) { return r != serinus::canary::Record{}; });
+RequestDigest Node::digest(const Request& request) {
+  return serinus::canary::request_digest(monitor, 0, request.id, request.id, request.cached,
+                                         req_to_token_);
 }
 
-std::uint64_t Node::digest(const Request& request) {
-  const Request* one[] = {&request};
-  return watch.request_digest(tables_of(one).batch);
+Greeting Node::greeting() const {
+  return greeting_of(monitor.options(), monitor.pool(0));
+}
+
+std::int64_t Node::source_digests() const {
+  return monitor.options().source_digests ? monitor.num_sources(0) : 0;
+}
+
+TensorView Node::make_table(std::int32_t value) {
+  const std::vector<std::int32_t> cells(static_cast<std::size_t>(kRows * kCells), value);
+  const Segment all = segment_of(std::span(cells));
+  std::uint8_t* table = memory_.allocate(all.bytes);
+  memory_.write(table, all.data, all.bytes);
+  return {table, DType::i32, {kRows, kCells}, memory_.device()};
+}
+
+void Node::write_row(const TensorView& table, Owner row, std::span<const std::int32_t> cells) {
+  const Segment begin = segment_of(cells.first(std::min<std::size_t>(cells.size(), kCells)));
+  memory_.write(table.as<std::uint8_t>() + row * kCells * 4, begin.data, begin.bytes);
+}
+
+void Node::write_expected(const Request& request) {
+  write_row(expected_tokens_, request.id,
+            std::vector<std::int32_t>(request.tokens.begin(), request.tokens.end()));
 }
 
 std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, std::int64_t first,

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include <serinus/canary.h>
+#include <serinus/canary_ranks.h>
 
 #include "memory.h"
+#include "message.h"
 #include "transport.h"
-#include "watch.h"
 
 namespace distributed {
 
@@ -32,9 +33,9 @@ struct Request {
   std::int64_t cached = 0;  ///< tokens whose KV is in the pool
 };
 
-/// A budget so small that a pass over the pool takes several steps, as in a pool of real size; the
-/// digests of sources name layer and head, and travel with the records.
-serinus::canary::Options watch_options();
+/// A budget so small that a pass over the pool takes several steps, as in a pool of real size. In
+/// host memory the digests of sources name layer and head, and travel with the records.
+serinus::canary::Options watch_options(serinus::Device device);
 
 /// The token after `tokens`: no language model, but as particular about its context.
 std::uint32_t sample(std::span<const std::uint32_t> tokens);
@@ -46,7 +47,7 @@ class Node {
   static constexpr std::int64_t kRows = 65, kCells = 1024;  ///< request r has row r of the table
 
   /// `seed` orders the free pages, so that no two ranks have the same table.
-  Node(const Model& model, std::int64_t pages, std::uint64_t seed, Memory& memory, Watch& watch);
+  Node(const Model& model, std::int64_t pages, std::uint64_t seed, Memory& memory);
 
   /// Gives `request` the pages for `tokens` tokens; false, and nothing changes, without so many.
   bool reserve(Request& request, std::int64_t tokens);
@@ -60,11 +61,15 @@ class Node {
   /// Compares all cells of a request with their records, now. Returns all that was ever found wrong
   /// with the request.
   serinus::canary::Reason verify(const Request& request);
-  /// Watch::poll(), remembered for verify().
+  /// All that was found since the last call; waits for the checks under way. Remembered for
+  /// verify().
   std::vector<serinus::canary::Violation> poll();
-  /// Of the request's cells, those whose slot has been written; and the digest over their records.
-  std::int64_t held(const Request& request);
-  std::uint64_t digest(const Request& request);
+  /// What the pool holds of the request.
+  serinus::canary::RequestDigest digest(const Request& request);
+  /// What this rank tells a peer about its KV and records.
+  Greeting greeting() const;
+  /// Words of source digests a slot; 0 where a violation does not name layer and segment.
+  std::int64_t source_digests() const;
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
                                      std::int64_t count) const;
@@ -77,11 +82,14 @@ class Node {
 
   const Model model;
   const serinus::KvLayout layout;
-  Watch& watch;
+  serinus::canary::Monitor monitor;
 
  private:
   struct Tables;  // the arrays of a batch
   void take();
+  serinus::TensorView make_table(std::int32_t value);
+  void write_expected(const Request& request);
+  void write_row(const serinus::TensorView& table, Owner row, std::span<const std::int32_t> cells);
   Tables tables_of(std::span<const Request* const> requests) const;
   std::uint8_t* place_of(const serinus::canary::Source& source, std::int64_t slot) const;
   /// What the model writes for a cell.
@@ -91,9 +99,9 @@ class Node {
   Memory& memory_;
   std::vector<serinus::KvBuffer> buffers_;  // layer-major
   std::vector<serinus::canary::Source> sources_;
-  std::vector<std::int64_t> free_pages_;  // the last one goes first
-  std::vector<std::int32_t> req_to_token_, expected_tokens_;
-  std::map<Owner, serinus::canary::Reason> found_;  // by request
+  std::vector<std::int64_t> free_pages_;                // the last one goes first
+  serinus::TensorView req_to_token_, expected_tokens_;  // [kRows, kCells] int32, beside the KV
+  std::map<Owner, serinus::canary::Reason> found_;      // by request
   std::vector<serinus::canary::Violation> found_since_poll_;
 };
 

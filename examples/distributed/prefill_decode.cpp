@@ -1,16 +1,21 @@
 // Two ranks: one prefills, the other decodes; the KV travels, and its canary with it.
 //
-//   prefill_decode [--fault NAME] [--list]
+//   prefill_decode [--fault NAME | --peer lost | --peer silent | --list]
 //
 // Exit code 0: the session went as it should, which with a fault means that it was caught as what
-// it is, at every damaged slot and nowhere else. 1: it did not. 2: bad command line. 3: a rank
-// failed.
+// it is, at every damaged slot and nowhere else; with a prefilling rank that is gone or silent in
+// the middle of the second request, that the other one said so and took the first one alone for
+// verified. 1: it did not. 2: bad command line. 3: a rank failed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <serinus/error.h>
 
 #include "ranks.h"
 #include "transfer.h"
@@ -19,12 +24,41 @@ using namespace distributed;
 
 namespace {
 
-constexpr std::chrono::seconds kTimeout{20};
+constexpr std::chrono::seconds kTimeout{20}, kImpatient{5};
 constexpr int kPrefill = 0, kSteps = 24;
 constexpr std::int64_t kPages = 64;
 
 const std::vector<std::vector<std::uint32_t>> kPrompts = {prompt_of(100, 1), prompt_of(70, 2),
                                                           prompt_of(90, 3)};
+
+enum class Peer { sound, lost, silent };
+
+/// What a prefilling rank sends its bytes over until it ends, or does nothing more.
+class Ending : public Transport {
+ public:
+  Ending(Transport& real, SocketTransport& control, Peer peer)
+      : real_(real), control_(control), peer_(peer) {}
+  int rank() const override { return real_.rank(); }
+  int size() const override { return real_.size(); }
+  void send(int peer, std::span<const Segment> segments) override {
+    constexpr int kLast = 25;  // of the second request's: 6 were cancelled, 12 are the first one's
+    if (peer_ != Peer::sound && ++sends_ == kLast) {
+      while (peer_ == Peer::silent && !control_.has_hung_up(peer)) usleep(10000);
+      _exit(0);  // says goodbye to nobody
+    }
+    real_.send(peer, segments);
+  }
+  void receive(int peer, std::span<const Segment> segments) override {
+    real_.receive(peer, segments);
+  }
+  void all_gather(Segment mine, Segment all) override { real_.all_gather(mine, all); }
+
+ private:
+  Transport& real_;
+  SocketTransport& control_;
+  Peer peer_;
+  int sends_ = 0;
+};
 
 int run_prefill(Node& node, Link link, Fault fault) {
   const auto say = [](const std::string& line) { std::printf("prefill: %s\n", line.c_str()); };
@@ -56,10 +90,31 @@ int run_decode(Node& node, Link link, Fault fault) {
   return good ? 0 : 1;
 }
 
+int run_decode_without_end(Node& node, Link link, Peer peer) {
+  const auto say = [](const std::string& line) { std::printf("decode: %s\n", line.c_str()); };
+  const std::string want = peer == Peer::lost ? "peer-lost" : "peer-silent";
+  Decode decode(node, link, Fault::none, say);
+  try {
+    decode.run(kSteps);
+  } catch (const serinus::RuntimeError& e) {
+    const serinus::ErrorEntry* page = serinus::find_error(e.id());
+    const Decode::Outcome& o = decode.outcome();
+    std::printf("decode: %s: %s\ndecode: %lld tokens verified until then, %zu reports\n",
+                e.id().c_str(), e.what(), static_cast<long long>(o.verified), o.violations.size());
+    return page != nullptr && page->slug == want && o.violations.empty() &&
+                   o.verified == std::ssize(kPrompts[0])
+               ? 0
+               : 1;
+  }
+  std::printf("decode: ran to its end\n");
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Fault fault = Fault::none;
+  Peer peer = Peer::sound;
   if (argc == 2 && std::strcmp(argv[1], "--list") == 0) {
     for (const FaultEntry& f : faults()) {
       std::printf("%-20s %s\n", std::string(f.name).c_str(), std::string(f.what).c_str());
@@ -73,16 +128,24 @@ int main(int argc, char** argv) {
       return 2;
     }
     fault = found->fault;
+  } else if (argc == 3 && std::strcmp(argv[1], "--peer") == 0 &&
+             (std::strcmp(argv[2], "lost") == 0 || std::strcmp(argv[2], "silent") == 0)) {
+    peer = std::strcmp(argv[2], "lost") == 0 ? Peer::lost : Peer::silent;
   } else if (argc != 1) {
-    std::fprintf(stderr, "usage: %s [--fault NAME | --list]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [--fault NAME | --peer lost | --peer silent | --list]\n",
+                 argv[0]);
     return 2;
   }
-  return run_ranks(2, kTimeout, [fault](SocketTransport& control) {
+  const std::chrono::seconds timeout = peer == Peer::silent ? kImpatient : kTimeout;
+  return run_ranks(2, timeout, [=](SocketTransport& control) {
     const int rank = control.rank();
-    const std::unique_ptr<DataPlane> plane = open_data_plane(control, kTimeout);
+    const std::unique_ptr<DataPlane> plane = open_data_plane(control, timeout);
     if (plane == nullptr) return kCannotRun;
-    Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory(), plane->watch());
-    const Link link{control, plane->transport(), 1 - rank};
-    return rank == kPrefill ? run_prefill(node, link, fault) : run_decode(node, link, fault);
+    Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory());
+    Ending data(plane->transport(), control, rank == kPrefill ? peer : Peer::sound);
+    const Link link{control, data, 1 - rank};
+    if (rank == kPrefill) return run_prefill(node, link, fault);
+    return peer == Peer::sound ? run_decode(node, link, fault)
+                               : run_decode_without_end(node, link, peer);
   });
 }

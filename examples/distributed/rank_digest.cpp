@@ -42,7 +42,7 @@ int run_rank(SocketTransport& control, const Settings& settings) {
   const bool speaks = rank + 1 == control.size();
   const std::unique_ptr<DataPlane> plane = open_data_plane(control, kTimeout);
   if (plane == nullptr) return kCannotRun;
-  Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory(), plane->watch());
+  Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory());
 
   std::vector<Request> requests;
   std::vector<Request*> batch;

@@ -8,16 +8,14 @@
 #include "memory.h"
 #include "socket_transport.h"
 #include "transport.h"
-#include "watch.h"
 
 namespace distributed {
 
-/// Where a rank's KV lies, what watches it, and what moves it. Which one is chosen when a program
+/// Where a rank's KV lies, and what moves it. Which one is chosen when a program
 /// is linked: host_plane.cpp or nccl_plane.cpp.
 struct DataPlane {
   virtual ~DataPlane() = default;
   virtual Memory& memory() = 0;
-  virtual Watch& watch() = 0;
   virtual Transport& transport() = 0;
 };
 /// Called once in each rank's process; `control` connects the ranks already. Null, and said why,

@@ -59,7 +59,7 @@ Prefill::Prefill(Node& node, Link link, Fault fault, Say say)
     : node_(node), link_(link), fault_(fault), say_(std::move(say)) {}
 
 bool Prefill::run(std::span<const std::vector<std::uint32_t>> prompts) {
-  greet(link_.control, link_.peer, node_.layout, node_.model.layers);
+  greet(link_.control, link_.peer, node_.greeting());
   const int layers = node_.model.layers;
   bool sound = true;
   std::optional<Prefilled> stale;
@@ -93,7 +93,7 @@ bool Prefill::run(std::span<const std::vector<std::uint32_t>> prompts) {
     node_.release(p.request);
   }
   send_message(link_.control, link_.peer, {.kind = Kind::bye});
-  node_.watch.flush();
+  node_.monitor.flush();
   for (const Violation& v : node_.poll()) {
     say_(serinus::canary::to_text(v, "prefill"));
     sound = false;
@@ -111,9 +111,9 @@ Prefill::Prefilled Prefill::prefill(Owner id, const std::vector<std::uint32_t>& 
   Request* batch[] = {&p.request};
   node_.forward(batch);
   p.records.resize(prompt.size());
-  p.source_digests.resize(prompt.size() * static_cast<std::size_t>(node_.watch.source_digests()));
-  node_.watch.on_store(node_.slots_of(p.request.pages, 0, p.request.cached), p.records,
-                       p.source_digests);
+  p.source_digests.resize(prompt.size() * static_cast<std::size_t>(node_.source_digests()));
+  node_.monitor.on_store(0, node_.slots_of(p.request.pages, 0, p.request.cached), p.records,
+                         p.source_digests);
   return p;
 }
 
@@ -223,8 +223,8 @@ Decode::Decode(Node& node, Link link, Fault fault, Say say)
     : node_(node), link_(link), fault_(fault), say_(std::move(say)) {}
 
 Decode::Outcome Decode::run(int steps) {
-  outcome_.names_segments = node_.watch.source_digests() > 0;
-  greet(link_.control, link_.peer, node_.layout, node_.model.layers);
+  outcome_.names_segments = node_.source_digests() > 0;
+  greet(link_.control, link_.peer, node_.greeting());
   for (;;) {
     const Message m = receive_message(link_.control, link_.peer);
     switch (m.kind) {
@@ -310,11 +310,11 @@ void Decode::on_records(const Message& m) {
   require_in(link_.peer, "count", m.count, 1, to.tokens - to.recorded);
   const auto count = static_cast<std::size_t>(m.count);
   std::vector<serinus::canary::Record> records(count);
-  std::vector<std::uint32_t> digests(count *
-                                     static_cast<std::size_t>(node_.watch.source_digests()));
+  std::vector<std::uint32_t> digests(count * static_cast<std::size_t>(node_.source_digests()));
   link_.control.receive(
       link_.peer, std::vector{segment_of(std::span(records)), segment_of(std::span(digests))});
-  node_.watch.on_load(records, node_.slots_of(to.pages, m.first, m.count), to.request, digests);
+  node_.monitor.on_load(0, records, node_.slots_of(to.pages, m.first, m.count), to.request,
+                        digests);
   to.recorded += m.count;
 }
 
@@ -404,7 +404,7 @@ void Decode::finish() {
   for (const auto& [id, r] : live_) judge(r, r.cached);
   // The rolling budget has been all over the pool: there is nothing that only a full pass finds.
   const std::size_t before = outcome_.violations.size();
-  node_.watch.flush();
+  node_.monitor.flush();
   collect();
   outcome_.missed += static_cast<std::int64_t>(outcome_.violations.size() - before);
   outcome_.imagined += static_cast<std::int64_t>(named_.size());

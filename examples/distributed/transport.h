@@ -30,7 +30,7 @@ class Transport {
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;  ///< ranks, this one included
-  /// Sends the segments in order; the peer receives as many bytes, cut as it likes.
+  /// Sends the segments in order; the peer receives segments of the same lengths.
   virtual void send(int peer, std::span<const Segment> segments) = 0;
   virtual void receive(int peer, std::span<const Segment> segments) = 0;
   /// `mine` of every rank, in the order of ranks, into `all`: all.bytes == size() * mine.bytes.

@@ -355,10 +355,11 @@ struct SweepEntry {
 /// Pools on a GPU (PoolSpec::device; format serinus): announcements gather on the host and go along
 /// with the next step, in its stream; the moments are launches, which nothing waits for. So what is
 /// found arrives with a later poll(), Mode::raise throws at a later end_step(), and the seconds of
-/// stats() are the host's. flush(), detach_pool(), on_store() and all that reads raw state wait for
-/// the device. Streams may differ from step to step: a step waits, on the device, for those before
-/// it that brought announcements. Tables lie on the GPU; the other arrays of a Batch on the host,
-/// or all of them on the GPU, in a cuda::DeviceBatch. docs/design/canary_cuda.md has more.
+/// stats() are the host's. wait(), flush(), detach_pool(), on_store() and all that reads raw state
+/// wait for the device. Streams may differ from step to step: a step waits, on the device, for
+/// those before it that brought announcements. Tables lie on the GPU; the other arrays of a Batch
+/// on the host, or all of them on the GPU, in a cuda::DeviceBatch. docs/design/canary_cuda.md has
+/// more.
 class Monitor {
  public:
   explicit Monitor(Options options);
@@ -429,12 +430,20 @@ class Monitor {
   // --- ranks: what one rank has cached for a request, without slot numbers
   /// Digest over the length and the stored chains of the first `length` cells.
   std::uint64_t request_digest(std::int64_t row, std::int64_t length, const Batch& tables) const;
+  /// Pools on a GPU: what `pool` holds of each request of the batch, its first prefix_lens cells,
+  /// as request_digest() of canary_ranks.h says it; into `digests`, u8 [bs, 32] there, as a launch
+  /// into `stream`, captured or not. After begin_step(), which brings what was announced.
+  void request_digests(int pool, const cuda::DeviceBatch& batch, const TensorView& digests,
+                       Stream stream) const;
   /// The digests that the ranks computed: unequal ones are digest_differs_across_ranks.
   void on_rank_digests(Owner owner, std::int64_t row, std::span<const std::uint64_t> digests);
 
   // --- what it found
   /// Takes the violations found since the last call. Never blocks.
   std::vector<Violation> poll();
+  /// Pools on a GPU: waits for the checks launched so far, so that poll() then has all that they
+  /// found. For the one check that a decision hangs on: verify_now(), wait(), poll().
+  void wait();
   /// Runs what is still due (idle, shutdown), so that poll() then leaves nothing unreported.
   void flush();
   /// quarantine: slots and requests that a violation touched, since the last call.

@@ -156,8 +156,8 @@ struct VerifyOptions {
                                     ///< gets at least one
 };
 
-/// For stamp() on `tokens` tokens. verify() and sweep() have room of their own by now: what they are
-/// given is not touched, and the numbers of requests and slots count for nothing.
+/// For stamp() on `tokens` tokens. verify() and sweep() have room of their own by now: what they
+/// are given is not touched, and the numbers of requests and slots count for nothing.
 std::size_t workspace_bytes(std::int64_t requests, std::int64_t tokens, std::int64_t slots);
 
 /// Verifies prefixes along the batch's table (all, or the next part of each, and what is due), and
@@ -171,6 +171,11 @@ void verify_slots(const DevicePool& pool, const DeviceRing& ring, const TensorVi
 /// Stamps the batch's tokens.
 void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
            const TensorView& workspace, Stream stream = {});
+/// What the pool holds of each request of the batch, its first prefix_lens cells: `digests` is
+/// u8 [bs, 32], RequestDigest (canary_ranks.h), 8-byte aligned; for one all-gather of the ranks,
+/// and compare_ranks() on what it gives. Reads records only.
+void request_digests(const DevicePool& pool, const DeviceBatch& batch, const TensorView& digests,
+                     Stream stream = {});
 /// Verifies the next `slots` live slots of the ledger.
 void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
            const TensorView& workspace, Stream stream = {});

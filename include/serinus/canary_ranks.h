@@ -40,11 +40,11 @@ void check_transfer(const TransferTerms& mine, const TransferTerms& theirs);
 
 /// What one rank has cached for one request, without slot numbers: 32 bytes.
 struct RequestDigest {
-  std::uint32_t version = 2;  ///< of this struct
+  std::uint32_t version = 3;  ///< of this struct
   Owner owner = 0;
   std::int64_t length = 0;  ///< tokens
   std::uint64_t chain = 0;  ///< over the stored chains of all tokens: a wrong record anywhere shows
-  std::uint64_t kv = 0;     ///< over the stored digests of all tokens, in order
+  std::uint64_t kv = 0;     ///< over the stored digests of all tokens, each at its place
   friend bool operator==(const RequestDigest&, const RequestDigest&) = default;
 };
 static_assert(sizeof(RequestDigest) == 32);

@@ -56,10 +56,14 @@ class Backend {
   virtual void tail(const cuda::DeviceBatch&, std::span<const int> pools, Stream);
   /// What was announced and what is due for it, before a graph that holds the moments.
   virtual void catch_up(const cuda::DeviceBatch&, std::span<const int> pools, Stream);
+  virtual void request_digests(int pool, const cuda::DeviceBatch&, const TensorView& digests,
+                               Stream) const;
   /// Launches into this stream become part of a graph.
   virtual bool is_captured(Stream) const { return false; }
   /// Takes what the device found since, if it is there already. From any thread, as the next two.
   virtual void drain() {}
+  /// Waits for the device, and takes all that it found.
+  virtual void wait() {}
   /// Steps that the device has ended, as far as drain() knows.
   virtual std::uint64_t device_steps() const { return 0; }
   virtual void add_device_counts(Stats&) const {}

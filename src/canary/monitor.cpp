@@ -452,6 +452,9 @@ void Backend::tail(const cuda::DeviceBatch&, std::span<const int>, Stream) {
 void Backend::catch_up(const cuda::DeviceBatch&, std::span<const int>, Stream) {
   refuse_device_batch();
 }
+void Backend::request_digests(int, const cuda::DeviceBatch&, const TensorView&, Stream) const {
+  refuse_device_batch();
+}
 
 std::vector<std::int32_t> Backend::cells(const TensorView& view, std::int64_t row,
                                          std::int64_t length) const {
@@ -468,6 +471,12 @@ std::uint64_t Monitor::request_digest(std::int64_t row, std::int64_t length,
                                       const Batch& tables) const {
   impl_->check(tables);
   return impl_->on() ? impl_->backend->request_digest(row, length, tables) : 0;
+}
+
+void Monitor::request_digests(int pool, const cuda::DeviceBatch& batch, const TensorView& digests,
+                              Stream stream) const {
+  impl_->check_pool_number(pool);
+  if (impl_->on()) impl_->backend->request_digests(pool, batch, digests, stream);
 }
 
 void Monitor::on_rank_digests(Owner owner, std::int64_t row,
@@ -491,6 +500,10 @@ void Monitor::on_rank_digests(Owner owner, std::int64_t row,
 std::vector<Violation> Monitor::poll() {
   if (impl_->on()) impl_->backend->drain();
   return impl_->reporter.take();
+}
+
+void Monitor::wait() {
+  if (impl_->on()) impl_->backend->wait();
 }
 
 void Monitor::flush() {

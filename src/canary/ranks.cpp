@@ -87,15 +87,15 @@ RequestDigest request_digest(Monitor& monitor, int pool, Owner owner, std::int64
   RequestDigest d;
   d.owner = owner;
   d.length = length;
-  for (std::size_t cell = 0; cell < slots.size(); ++cell) {
-    const std::int64_t slot = slots[cell];
+  for (std::int64_t cell = 0; cell < std::ssize(slots); ++cell) {
+    const std::int64_t slot = slots[static_cast<std::size_t>(cell)];
     if (spec.kind == PoolKind::swa && slot == 0) continue;  // evicted from the window
     const Record r = slot != kNoSlot ? records[static_cast<std::size_t>(slot)] : Record{};
     const std::uint64_t chain = monitor.options().format == Format::serinus || r == Record{}
                                     ? r.chain
                                     : sglang::chain_hash(std::bit_cast<sglang::Record>(r));
-    d.chain = hash::mix64(d.chain ^ hash::mix64(chain + cell));
-    d.kv = hash::mix64(d.kv ^ hash::mix64(r.kv_digest + cell));
+    d.chain += hash::rank_term(chain, cell);
+    d.kv += hash::rank_term(r.kv_digest, cell);
   }
   return d;
 }

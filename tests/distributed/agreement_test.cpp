@@ -92,7 +92,7 @@ TEST(Agreement, NamesTheRankThatLoadedOnePageFewer) {
           run(ranks, [faulty](int rank, int step, Node& node, std::vector<Request>& requests) {
             if (rank == faulty && step == 3) lose_page(node, requests[1], 1);
           });
-      expect_named(said, faulty, "holds 37 tokens: stale");
+      expect_named(said, faulty, "finds in its own pool: stale");
     }
   }
 }
@@ -104,7 +104,7 @@ TEST(Agreement, NamesTheRankThatHoldsAnothersPage) {
           run(ranks, [faulty](int rank, int step, Node& node, std::vector<Request>& requests) {
             if (rank == faulty && step == 3) take_page_of(node, requests[1], requests[4], 1);
           });
-      expect_named(said, faulty, "holds 53 tokens: token+chain");
+      expect_named(said, faulty, "finds in its own pool: token+chain");
     }
   }
 }

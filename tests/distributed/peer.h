@@ -97,8 +97,7 @@ class BentTransport : public Transport {
 struct Engine {
   explicit Engine(SocketTransport& control)
       : plane(open_data_plane(control, kPatient)),
-        node(Model{}, 64, static_cast<std::uint64_t>(control.rank()), plane->memory(),
-             plane->watch()) {}
+        node(Model{}, 64, static_cast<std::uint64_t>(control.rank()), plane->memory()) {}
   std::unique_ptr<DataPlane> plane;
   Node node;
 };

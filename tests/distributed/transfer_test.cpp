@@ -199,29 +199,56 @@ TEST(HostilePeer, SendsRandomBytes) {
   }
 }
 
+/// Says hello as an engine with such a pool would.
+void greet_as(Transport& t, const serinus::canary::Options& options,
+              const serinus::canary::PoolSpec& pool) {
+  greet(t, 1, greeting_of(options, pool));
+}
+serinus::canary::PoolSpec pool_as_here() {
+  serinus::canary::PoolSpec pool;
+  pool.layout = layout_of(Model{});
+  pool.num_layers = Model{}.layers;
+  return pool;
+}
+
 TEST(HostilePeer, HasAnotherLayout) {
-  const auto greet_with = [](void (*change)(Model&, serinus::KvLayout&)) {
+  using serinus::canary::Options, serinus::canary::PoolSpec;
+  const auto greeted_with = [](void (*change)(Options&, PoolSpec&)) {
     PeerProcess peer([change](SocketTransport& t) {
-      Model model;
-      serinus::KvLayout layout = layout_of(model);
-      change(model, layout);
-      greet(t, 1, layout, model.layers);
+      Options options = watch_options({});
+      PoolSpec pool = pool_as_here();
+      change(options, pool);
+      greet_as(t, options, pool);
     });
     return decode_until_error(peer);
   };
-  const auto none = [](Model&, serinus::KvLayout&) {};
-  EXPECT_EQ(greet_with(none).id, "SRN8001") << "it greets well, and goes";
-  const Ended layers = greet_with([](Model& m, serinus::KvLayout&) { ++m.layers; });
-  EXPECT_EQ(layers.id, "SRN8004");
-  EXPECT_NE(layers.message.find("num_layers 5, this rank has 4"), std::string::npos)
-      << layers.message;
-  // As long, and yet not the same.
-  const Ended names =
-      greet_with([](Model&, serinus::KvLayout& l) { l.segments[0].name = "v.head0"; });
-  EXPECT_EQ(names.id, "SRN8004");
-  const Ended order =
-      greet_with([](Model&, serinus::KvLayout& l) { std::swap(l.segments[0], l.segments[1]); });
-  EXPECT_EQ(order.id, "SRN8004");
+  const auto none = [](Options&, PoolSpec&) {};
+  EXPECT_EQ(greeted_with(none).id, "SRN8001") << "it greets well, and goes";
+  struct Case {
+    void (*change)(Options&, PoolSpec&);
+    const char* says;
+  };
+  const Case cases[] = {
+      {[](Options&, PoolSpec& p) { ++p.num_layers; }, "layers: 4 here, 5 there"},
+      {[](Options& o, PoolSpec&) { o.depth = serinus::canary::Depth::partial; },
+       "depth: all here, partial there"},
+      {[](Options&, PoolSpec& p) { p.layout.page_size = 32; }, "page size: 16 here, 32 there"},
+      {[](Options&, PoolSpec& p) { p.layout.page_bytes.pop_back(); }, "buffers a layer: 3 here, 2"},
+      // As long, and yet not the same.
+      {[](Options&, PoolSpec& p) { p.layout.segments[0].name = "v.head0"; }, "segments: those of"},
+      {[](Options&, PoolSpec& p) { std::swap(p.layout.segments[0], p.layout.segments[4]); },
+       "segments: those of"},
+      // The same segments, at other places.
+      {[](Options&, PoolSpec& p) { p.layout.segments[0].offset += 2; },
+       "where the bytes of a token"},
+      {[](Options&, PoolSpec& p) { p.layout.segments[0].token_stride *= 4; },
+       "where the bytes of a token"},
+  };
+  for (const Case& c : cases) {
+    const Ended ended = greeted_with(c.change);
+    EXPECT_EQ(ended.id, "SRN8004");
+    EXPECT_NE(ended.message.find(c.says), std::string::npos) << ended.message;
+  }
 }
 
 // Each number of each message, beyond what is possible: refused by name, before anything happens.
@@ -273,7 +300,7 @@ TEST(HostilePeer, NamesImpossibleNumbers) {
   };
   for (const Case& c : cases) {
     PeerProcess peer([&](SocketTransport& t) {
-      greet(t, 1, layout_of(Model{}), Model{}.layers);
+      greet_as(t, watch_options({}), pool_as_here());
       send_message(t, 1, offer);
       std::vector<std::uint32_t> tokens(40, 7);
       t.send(1, std::vector{segment_of(std::span(tokens))});

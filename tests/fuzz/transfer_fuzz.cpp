@@ -18,16 +18,19 @@ using namespace distributed;
 /// A peer that has said everything already, and hangs up at the end of it.
 class Recording : public Transport {
  public:
-  Recording(const Message& greeting, std::span<const std::uint8_t> bytes)
+  Recording(const Greeting& greeting, std::span<const std::uint8_t> bytes)
       : greeting_(greeting), left_(bytes) {}
   int rank() const override { return 1; }
   int size() const override { return 2; }
   void send(int, std::span<const Segment>) override {}
   void all_gather(Segment, Segment) override { std::abort(); }
   void receive(int, std::span<const Segment> segments) override {
-    if (!greeted_) {
-      greeted_ = true;
-      std::memcpy(segments[0].data, &greeting_, sizeof greeting_);
+    if (received_++ == 0) {
+      std::memcpy(segments[0].data, &greeting_.hello, sizeof greeting_.hello);
+      return;
+    }
+    if (received_ == 2) {
+      std::memcpy(segments[0].data, &greeting_.terms, sizeof greeting_.terms);
       return;
     }
     for (const Segment& s : segments) {
@@ -41,9 +44,9 @@ class Recording : public Transport {
   }
 
  private:
-  Message greeting_;
+  Greeting greeting_;
   std::span<const std::uint8_t> left_;
-  bool greeted_ = false;
+  int received_ = 0;
 };
 
 }  // namespace
@@ -52,9 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Small, so that much happens in few bytes: 12 bytes a token, pages of 4.
   const Model model{.layers = 1, .page_size = 4, .heads = 1, .head_size = 2, .side_bytes = 4};
   HostMemory memory;
-  MonitorWatch watch(watch_options());
-  Node node(model, 16, 1, memory, watch);
-  Recording peer(greeting_of(node.layout, model.layers), {data, size});
+  Node node(model, 16, 1, memory);
+  Recording peer(node.greeting(), {data, size});
   Decode decode(node, {peer, peer, 0}, Fault::none, [](const std::string&) {});
   try {
     decode.run(2);

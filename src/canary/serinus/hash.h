@@ -136,6 +136,17 @@ SERINUS_HOST_DEVICE constexpr std::uint64_t finish(std::uint64_t sum, Depth dept
   return mix64(sum ^ stream(kFinishSeed, static_cast<std::uint64_t>(depth)));
 }
 
+// ---------------------------------------------------------------- ranks
+
+inline constexpr std::uint64_t kRankSeed = 0x5345524E524B0005u;
+
+/// What a cell adds to a RequestDigest. The terms of a request's cells add up in any order, and yet
+/// no two cells can change places: each has a key of its own.
+SERINUS_HOST_DEVICE constexpr std::uint64_t rank_term(std::uint64_t stored,
+                                                      std::int64_t cell) noexcept {
+  return mix64(stored ^ stream(kRankSeed, static_cast<std::uint64_t>(cell)));
+}
+
 // ---------------------------------------------------------------- seal
 
 /// 32 bits over everything in a record but its digest, kept beside the ledger: a record that

@@ -27,6 +27,8 @@ void launch_null_digest(const PoolParams&, Device, Stream) {}
 void launch_clear_ring(const RingParams&, Device, Stream) {}
 void launch_next_step(const RingParams&, Device, Stream) {}
 void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}
+void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest*, Device, Stream) {
+}
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
                   Device, Stream) {}
 

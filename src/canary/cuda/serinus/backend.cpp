@@ -787,13 +787,18 @@ void CudaBackend::flush() {
              workspace(own_.get(), 0, 0, 0), own_.get());
     }
   }
-  gpu::synchronize(device_);
+  wait();
+  const std::lock_guard lock(drain_mutex_);
+  flushed_sweeps_ += pools_.size() - detached_.size();
+}
+
+void CudaBackend::wait() {
+  settle();
   const std::lock_guard lock(drain_mutex_);
   gpu::copy_to_host(device_, ring_copy_.data(), ring_memory_.data(), ring_memory_.bytes(),
                     own_.get());
   gpu::synchronize(device_);
   copying_ = false;
-  flushed_sweeps_ += pools_.size() - detached_.size();
   const RingContent content =
       read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity);
   deliver(content, content.last_number);
@@ -1002,6 +1007,11 @@ std::uint64_t CudaBackend::request_digest(std::int64_t row, std::int64_t length,
     }
   }
   return h;
+}
+
+void CudaBackend::request_digests(int pool, const DeviceBatch& batch, const TensorView& digests,
+                                  Stream stream) const {
+  cuda::request_digests(at(pool).view, batch, digests, stream);
 }
 
 }  // namespace serinus::canary::cuda

@@ -58,7 +58,10 @@ class CudaBackend final : public Backend {
   void tail(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
   void catch_up(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
 
+  void request_digests(int pool, const DeviceBatch& batch, const TensorView& digests,
+                       Stream stream) const override;
   void drain() override;
+  void wait() override;
   std::uint64_t device_steps() const override;
   void add_device_counts(Stats& stats) const override;
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <serinus/canary_cuda.h>
+#include <serinus/canary_ranks.h>
 
 #include "canary/serinus/hash.h"
 #include "canary/serinus/judge.h"
@@ -198,6 +199,10 @@ void launch_recycle_ring(const RingParams&, std::uint64_t number, Device, Stream
 // stamp_tree.cu: the first half of launch_stamp() where the batch has parents, on the current device
 void launch_compose_tree(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
                          Stream);
+
+// ranks.cu
+void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest* to, Device,
+                            Stream);
 
 // stamp.cu
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,

@@ -489,6 +489,17 @@ void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& ba
   launch_stamp(p, params(ring, device), b, place_workspace(layout, b.num_tokens), device, stream);
 }
 
+void request_digests(const DevicePool& pool, const DeviceBatch& batch, const TensorView& digests,
+                     Stream stream) {
+  const PoolParams p = params(pool, "canary request_digests");
+  const Device device = device_of(pool);
+  const BatchParams b = params(batch, device);
+  Shapes().expect("digests", digests, {b.num_requests, std::int64_t{sizeof(RequestDigest)}});
+  check_tensor("digests", digests, DType::u8, device);
+  check_aligned("digests", digests, alignof(RequestDigest));
+  launch_request_digests(p, b, digests.as<RequestDigest>(), device, stream);
+}
+
 void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, const TensorView&,
            Stream stream) {
   const PoolParams p = params(pool, "canary sweep");
