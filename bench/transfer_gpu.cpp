@@ -4,11 +4,11 @@
 //
 // The transfer: 32 layers x 16384 tokens, 8 KV heads of 128 bf16 (4 KB a layer and token, 2.1 GB),
 // pages of 64 tokens, in chunks of 1024 tokens as a chunked prefill produces them. `plain` sends
-// the bytes. `watched` also takes the records out on the sending GPU, sends them behind each chunk,
-// and on the receiving GPU stamps them and verifies every byte of the chunk, on a stream of its
-// own, while the next chunk is on its way; it is over when the last byte is verified. Both in turn,
-// medians over rounds, timed on the receiving GPU. Pages that lie beside each other on both sides
-// go as one piece (`pages_in_order`), or each page by itself.
+// the bytes. `watched` also takes the records out on the sending GPU, where they are stamped by
+// now, sends them with the first chunk, and on the receiving GPU stamps them and verifies every
+// byte of each chunk, on a stream of its own, while the next one is on its way; it is over when the
+// last byte is verified. Both in turn, medians over rounds, timed on the receiving GPU. Pages that
+// lie beside each other on both sides go as one piece (`pages_in_order`), or each page by itself.
 //
 // The step: the digests of 64 requests of 4096 tokens, one all-gather of them, and the result on
 // the host; alone, and beside a forward on another stream. Needs two GPUs.
@@ -221,9 +221,10 @@ class Transfer : public Rank {
       stored_.hold(nccl_.stream());
     }
     for (std::int64_t first = 0; first < kTokens; first += kChunk) {
-      const TensorView slots = part(slots_, first), records = part(travelling_, first);
       std::vector<Segment> segments = chunk(first);
-      if (watched) segments.push_back({records.as<std::uint8_t>(), kChunk * 32});
+      if (watched && first == 0) {
+        segments.push_back({travelling_.as<std::uint8_t>(), kTokens * 32});
+      }
       if (nccl_.rank() == kSender) {
         nccl_.start_send(kReceiver, segments);
         continue;
@@ -232,8 +233,9 @@ class Transfer : public Rank {
       if (watched) {
         arrived_.record(nccl_.stream());
         arrived_.hold(stream_);
-        canary::cuda::on_load(pool_, ring_, records, slots, 1, {stream_});
-        canary::cuda::verify_slots(pool_, ring_, slots, canary::Moment::head, {stream_});
+        if (first == 0) canary::cuda::on_load(pool_, ring_, travelling_, slots_, 1, {stream_});
+        canary::cuda::verify_slots(pool_, ring_, slots_of_chunk(first), canary::Moment::head,
+                                   {stream_});
       }
     }
     checked_.record(stream_);
@@ -250,12 +252,8 @@ class Transfer : public Rank {
   }
 
  private:
-  /// The chunk's rows of a tensor of tokens.
-  TensorView part(const TensorView& all, std::int64_t first) const {
-    TensorView v = all;
-    v.shape[0] = kChunk;
-    v.data = all.as<std::uint8_t>() + first * all.strides[0] * serinus::size_of(all.dtype);
-    return v;
+  TensorView slots_of_chunk(std::int64_t first) const {
+    return {slots_.as<std::int64_t>() + first, DType::i64, {kChunk}, device_};
   }
   /// The bytes of a chunk of tokens.
   std::vector<Segment> chunk(std::int64_t first) const {
@@ -300,36 +298,33 @@ class Agreement : public Rank {
     check(cudaMallocHost(reinterpret_cast<void**>(&on_host_), 2 * kDigestBytes));
   }
 
-  /// A step with `forward` beside, and with the ranks' agreement or without; its time in us.
-  double step(bool forward, bool agree) {
+  enum class Part { gather, all };
+  /// The time on the GPU of the all-gather, or of digests, all-gather and copy to the host; in us.
+  /// Launched while the GPU is busy, so that nothing waits for the host.
+  double alone(Part part) {
+    align();
+    serinus::bench::busy(spare_, kForwardRounds, nccl_.stream());
+    start_.record(nccl_.stream());
+    launch(part);
+    end_.record(nccl_.stream());
+    nccl_.finish(1 - nccl_.rank(), "measuring an agreement");
+    return end_.us_since(start_);
+  }
+  /// A forward, with the ranks' agreement beside it or without; its time in us.
+  double forward(bool agree) {
     align();
     start_.record(stream_);
     start_.hold(nccl_.stream());
-    if (forward)
-      serinus::bench::busy(static_cast<float*>(workspace_.data), kForwardRounds, stream_);
+    serinus::bench::busy(spare_, kForwardRounds, stream_);
     if (agree) {
-      canary::cuda::request_digests(pool_, batch_,
-                                    TensorView(digests_, DType::u8, {kRequests, 32}, device_),
-                                    {nccl_.stream()});
-      nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
-      check(cudaMemcpyAsync(on_host_, all_digests_, 2 * kDigestBytes, cudaMemcpyDeviceToHost,
-                            nccl_.stream()));
-      arrived_.record(nccl_.stream());
-      arrived_.hold(stream_);
+      launch(Part::all);
+      agreed_.record(nccl_.stream());
+      agreed_.hold(stream_);
     }
     end_.record(stream_);
     const double us = end_.us_since(start_);
     nccl_.finish(1 - nccl_.rank(), "measuring a step");
     return us;
-  }
-  /// The all-gather alone, of what lies there.
-  double gather() {
-    align();
-    start_.record(nccl_.stream());
-    nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
-    end_.record(nccl_.stream());
-    nccl_.finish(1 - nccl_.rank(), "measuring an all-gather");
-    return end_.us_since(start_);
   }
   /// What the last agreement brought.
   std::vector<canary::RankDifference> differences() const {
@@ -343,10 +338,23 @@ class Agreement : public Rank {
   }
 
  private:
+  void launch(Part part) {
+    if (part == Part::all) {
+      canary::cuda::request_digests(pool_, batch_,
+                                    TensorView(digests_, DType::u8, {kRequests, 32}, device_),
+                                    {nccl_.stream()});
+    }
+    nccl_.start_all_gather({digests_, kDigestBytes}, {all_digests_, 2 * kDigestBytes});
+    if (part == Part::gather) return;
+    check(cudaMemcpyAsync(on_host_, all_digests_, 2 * kDigestBytes, cudaMemcpyDeviceToHost,
+                          nccl_.stream()));
+  }
+
+  float* spare_ = reinterpret_cast<float*>(allocate(4));
   std::uint8_t* digests_ = allocate(kDigestBytes);
   std::uint8_t* all_digests_ = allocate(2 * kDigestBytes);
   std::uint8_t* on_host_ = nullptr;
-  Event arrived_;
+  Event agreed_;
 };
 
 std::string device_name() {
@@ -404,19 +412,20 @@ bool measure_transfer(NcclTransport& nccl, const Options& options, bool shuffled
 
 bool measure_step(NcclTransport& nccl, const Options& options) {
   Agreement agreement(nccl);
-  std::vector<double> gather, alone, forward, both;
+  std::vector<double> gather, all, forward, both;
   for (int round = -10; round < options.rounds * 10; ++round) {
-    const double g = agreement.gather(), a = agreement.step(false, true),
-                 f = agreement.step(true, false), b = agreement.step(true, true);
+    const double g = agreement.alone(Agreement::Part::gather),
+                 a = agreement.alone(Agreement::Part::all), f = agreement.forward(false),
+                 b = agreement.forward(true);
     if (round < 0) continue;
     gather.push_back(g);
-    alone.push_back(a);
+    all.push_back(a);
     forward.push_back(f);
     both.push_back(b);
   }
   const std::size_t clean = agreement.differences().size();
   if (nccl.rank() == kSender) agreement.damage();
-  agreement.step(false, true);
+  agreement.alone(Agreement::Part::all);
   const std::size_t damaged = agreement.differences().size();
   if (nccl.rank() != kReceiver) return true;
   write_json(
@@ -425,8 +434,8 @@ bool measure_step(NcclTransport& nccl, const Options& options) {
                   "\"all_gather_us\": {:.2f}, \"digests_and_all_gather_us\": {:.2f}, "
                   "\"forward_us\": {:.2f}, \"forward_with_all_us\": {:.2f}, "
                   "\"added_us\": {:.2f}, \"rounds\": {}",
-                  kRequests, kContext, kDigestBytes, median(gather), median(alone), median(forward),
-                  median(both), median(both) - median(forward), alone.size()));
+                  kRequests, kContext, kDigestBytes, median(gather), median(all), median(forward),
+                  median(both), median(both) - median(forward), all.size()));
   const bool good = clean == 0 && damaged == 1;
   if (!good) {
     fmt::print(
