@@ -359,11 +359,14 @@ void Engine::read_violations() {
   if (!monitor_) return;
   std::vector<canary::Violation> found;
   watched([&](canary::Monitor& m) {
-    found = m.poll();
-    if (options_.device.type == DeviceType::cpu) return;
-    // A replay is the same on every device, so it waits: for the copy that a poll asks for, and for
-    // the next one, which has the rows that were new in it.
-    for (int i = 0; i < 2; ++i) {
+    if (options_.device.type == DeviceType::cpu) {
+      found = m.poll();
+      return;
+    }
+    // A replay is the same on every device, so it waits: for the step, before the first poll asks
+    // for a copy of what was found; for that copy; and for the next, which has the rows that were
+    // new in it.
+    for (int i = 0; i < 3; ++i) {
       gpu::synchronize(options_.device);
       for (canary::Violation& v : m.poll()) found.push_back(std::move(v));
     }
