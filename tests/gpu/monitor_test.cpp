@@ -946,6 +946,71 @@ TEST_F(MonitorGpu, StreamsTakeTurns) {
   for (cudaStream_t s : streams) check_cuda(cudaStreamDestroy(s));
 }
 
+// The forward of other requests begins before this one ends, each in a stream of its own.
+TEST_F(MonitorGpu, SeveralStepsInFlight) {
+  Twins t({.verify = VerifyPolicy::rolling});
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& s : streams) {
+    check_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  }
+  /// A decode of one request, with arrays of its own.
+  struct Step {
+    Ints rows, prefix, extend{1}, valid, ids, positions, locations;
+    std::vector<Owner> owners;
+    Batch batch(const Twins& twins, bool on_gpu) const {
+      Batch b = twins.batch(on_gpu);
+      b.rows = rows, b.prefix_lens = prefix, b.extend_lens = extend, b.owners = owners;
+      b.valid_lens = valid, b.input_ids = ids, b.positions = positions;
+      b.out_cache_loc = locations;
+      return b;
+    }
+  };
+  constexpr Int kForwards = 40, kRequests = 2;
+  for (Int row = 1; row <= kRequests; ++row) {
+    Ints slots;
+    for (Int i = 0; i < kForwards; ++i) slots.push_back(row * 100 + i);
+    t.alloc(slots, static_cast<Owner>(row));
+    for (Int i = 0; i < kForwards; ++i) {
+      const auto cell = static_cast<std::size_t>(row * Twins::kWidth + i);
+      t.table.host[cell] = static_cast<std::int32_t>(slots[static_cast<std::size_t>(i)]);
+      t.expected.host[cell] = static_cast<std::int32_t>(1000 * row + i);
+      t.write_kv(slots[static_cast<std::size_t>(i)]);
+    }
+  }
+  t.table.send();
+  t.expected.send();
+  check_cuda(cudaDeviceSynchronize());  // of the test's own uploads
+  std::deque<Step> steps;
+  const auto begin = [&](Int row, Int n) {
+    Step& s = steps.emplace_back();
+    s.rows = {row}, s.owners = {static_cast<Owner>(row)}, s.prefix = {n}, s.valid = {n + 1};
+    s.ids = {1000 * row + n}, s.positions = {n}, s.locations = {row * 100 + n};
+    t.cpu->begin_step(s.batch(t, false));
+    t.gpu->begin_step(s.batch(t, true), {streams[row - 1]});
+  };
+  const auto end = [&](Int row) {
+    const auto s = std::ranges::find_if(steps, [&](const Step& x) { return x.rows[0] == row; });
+    t.cpu->end_step(s->batch(t, false));
+    t.gpu->end_step(s->batch(t, true), {streams[row - 1]});
+    steps.erase(s);
+  };
+  begin(1, 0);
+  for (Int n = 0; n < kForwards; ++n) {
+    begin(2, n);
+    end(1);
+    if (n + 1 < kForwards) begin(1, n + 1);
+    end(2);
+  }
+  check_cuda(cudaDeviceSynchronize());
+  t.expect_equal("in flight");
+  EXPECT_TRUE(t.by_gpu.empty());
+  t.flip_byte(0, 105);
+  t.expect_equal("in flight, and a fault");
+  EXPECT_EQ(t.by_gpu.size(), 1u);
+  EXPECT_EQ(t.gpu->stats().records_written, t.cpu->stats().records_written);
+  for (cudaStream_t s : streams) check_cuda(cudaStreamDestroy(s));
+}
+
 /// A batch whose arrays lie on the device, filled anew before each use.
 struct OnDevice {
   explicit OnDevice(const Twins& t) {
