@@ -16,7 +16,7 @@ run(${CMAKE_COMMAND} -S ${WORK}/outside -B ${WORK}/build -G Ninja -DCMAKE_PREFIX
   -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS} -Wall -Wextra -Wconversion -Werror"
   -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 run(${CMAKE_COMMAND} --build ${WORK}/build)
-foreach(example watch_a_pool attach_monitor attach_monitor_c)
+foreach(example watch_a_pool every_pool attach_monitor attach_monitor_c)
   execute_process(COMMAND ${WORK}/build/${example} RESULT_VARIABLE rc OUTPUT_VARIABLE out)
   message("${out}")
   if(NOT rc EQUAL 0 OR NOT out MATCHES "kv_bytes")
