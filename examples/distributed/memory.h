@@ -25,10 +25,10 @@ class HostMemory : public Memory {
     return buffers_.emplace_back(static_cast<std::size_t>(bytes), std::uint8_t{0xa5}).data();
   }
   void write(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) override {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
   void read(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes) override {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
 
  private:

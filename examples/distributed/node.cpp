@@ -50,18 +50,18 @@ serinus::canary::Options watch_options(serinus::Device device) {
   return o;
 }
 
-Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memory)
+Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& of)
     : model(m),
       layout(layout_of(m)),
+      memory(of),
       monitor(watch_options(memory.device())),
-      memory_(memory),
       free_pages_(static_cast<std::size_t>(pages - 1)),
       req_to_token_(make_table(0)),
       expected_tokens_(make_table(-1)) {
   for (int layer = 0; layer < model.layers; ++layer) {
     for (const std::int64_t page_bytes : layout.page_bytes) {
       const std::int64_t bytes = page_bytes * pages;
-      buffers_.push_back({memory_.allocate(bytes), bytes, page_bytes});
+      buffers_.push_back({memory.allocate(bytes), bytes, page_bytes});
     }
   }
   sources_ = serinus::canary::sources_of(layout, model.layers, buffers_);
@@ -71,7 +71,7 @@ Node::Node(const Model& m, std::int64_t pages, std::uint64_t seed, Memory& memor
   pool.num_layers = model.layers;
   pool.buffers = buffers_;
   pool.num_slots = pages * model.page_size;
-  pool.device = memory_.device();
+  pool.device = memory.device();
   pool.table_rows = kRows;
   monitor.add_pool(pool);
 
@@ -157,7 +157,7 @@ void Node::forward(std::span<Request* const> requests) {
       for (const Source& s : sources_) {
         bytes.resize(static_cast<std::size_t>(s.bytes));
         fill(*r, cell, s, bytes.data());
-        memory_.write(place_of(s, slots[static_cast<std::size_t>(cell)]), bytes.data(), s.bytes);
+        memory.write(place_of(s, slots[static_cast<std::size_t>(cell)]), bytes.data(), s.bytes);
       }
     }
     r->cached = size;
@@ -202,14 +202,14 @@ std::int64_t Node::source_digests() const {
 TensorView Node::make_table(std::int32_t value) {
   const std::vector<std::int32_t> cells(static_cast<std::size_t>(kRows * kCells), value);
   const Segment all = segment_of(std::span(cells));
-  std::uint8_t* table = memory_.allocate(all.bytes);
-  memory_.write(table, all.data, all.bytes);
-  return {table, DType::i32, {kRows, kCells}, memory_.device()};
+  std::uint8_t* table = memory.allocate(all.bytes);
+  memory.write(table, all.data, all.bytes);
+  return {table, DType::i32, {kRows, kCells}, memory.device()};
 }
 
 void Node::write_row(const TensorView& table, Owner row, std::span<const std::int32_t> cells) {
   const Segment begin = segment_of(cells.first(std::min<std::size_t>(cells.size(), kCells)));
-  memory_.write(table.as<std::uint8_t>() + row * kCells * 4, begin.data, begin.bytes);
+  memory.write(table.as<std::uint8_t>() + row * kCells * 4, begin.data, begin.bytes);
 }
 
 void Node::write_expected(const Request& request) {
@@ -225,6 +225,11 @@ std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, st
     slots[static_cast<std::size_t>(i)] = page * model.page_size + (first + i) % model.page_size;
   }
   return slots;
+}
+
+Segment Node::staging(std::int64_t bytes) {
+  if (staging_.bytes < bytes) staging_ = {memory.allocate(bytes), bytes};
+  return {staging_.data, bytes};
 }
 
 Segment Node::part_of(int layer, int buffer, std::int64_t page, std::int64_t begin,
@@ -259,7 +264,7 @@ std::vector<std::int64_t> Node::damaged(const Request& request) const {
     for (const Source& s : sources_) {
       is.resize(static_cast<std::size_t>(s.bytes));
       should.resize(is.size());
-      memory_.read(is.data(), place_of(s, slot), s.bytes);
+      memory.read(is.data(), place_of(s, slot), s.bytes);
       fill(request, cell, s, should.data());
       if (is == should) continue;
       found.push_back(slot);

@@ -73,6 +73,8 @@ class Node {
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
                                      std::int64_t count) const;
+  /// Memory where the KV lies, for what travels beside it: `bytes` of it, until the next call.
+  Segment staging(std::int64_t bytes);
   /// Bytes [begin, end) of a page of one buffer of one layer.
   Segment part_of(int layer, int buffer, std::int64_t page, std::int64_t begin,
                   std::int64_t end) const;
@@ -82,6 +84,7 @@ class Node {
 
   const Model model;
   const serinus::KvLayout layout;
+  Memory& memory;
   serinus::canary::Monitor monitor;
 
  private:
@@ -96,7 +99,7 @@ class Node {
   static void fill(const Request& request, std::int64_t cell, const serinus::canary::Source& source,
                    std::uint8_t* bytes);
 
-  Memory& memory_;
+  Segment staging_;
   std::vector<serinus::KvBuffer> buffers_;  // layer-major
   std::vector<serinus::canary::Source> sources_;
   std::vector<std::int64_t> free_pages_;                // the last one goes first

@@ -191,8 +191,12 @@ void Prefill::put_records(const Prefilled& p) {
                 .request = p.request.id,
                 .transfer = p.transfer,
                 .count = static_cast<std::int32_t>(p.records.size())});
-  link_.control.send(link_.peer, std::vector{segment_of(std::span(p.records)),
-                                             segment_of(std::span(p.source_digests))});
+  const Segment records = segment_of(std::span(p.records));
+  const Segment digests = segment_of(std::span(p.source_digests));
+  const Segment staged = node_.staging(records.bytes + digests.bytes);
+  node_.memory.write(staged.data, records.data, records.bytes);
+  node_.memory.write(staged.data + records.bytes, digests.data, digests.bytes);
+  link_.data.send(link_.peer, std::vector{staged});
 }
 
 bool Prefill::finish(const Prefilled& p) {
@@ -311,8 +315,12 @@ void Decode::on_records(const Message& m) {
   const auto count = static_cast<std::size_t>(m.count);
   std::vector<serinus::canary::Record> records(count);
   std::vector<std::uint32_t> digests(count * static_cast<std::size_t>(node_.source_digests()));
-  link_.control.receive(
-      link_.peer, std::vector{segment_of(std::span(records)), segment_of(std::span(digests))});
+  const Segment to_records = segment_of(std::span(records));
+  const Segment to_digests = segment_of(std::span(digests));
+  const Segment staged = node_.staging(to_records.bytes + to_digests.bytes);
+  link_.data.receive(link_.peer, std::vector{staged});
+  node_.memory.read(to_records.data, staged.data, to_records.bytes);
+  node_.memory.read(to_digests.data, staged.data + to_records.bytes, to_digests.bytes);
   node_.monitor.on_load(0, records, node_.slots_of(to.pages, m.first, m.count), to.request,
                         digests);
   to.recorded += m.count;
