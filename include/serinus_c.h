@@ -416,6 +416,11 @@ serinus_status serinus_monitor_verify_now(serinus_monitor* monitor, int32_t mome
  */
 serinus_status serinus_monitor_request_digest(serinus_monitor* monitor, int64_t row, int64_t length,
                                               const serinus_batch* tables, uint64_t* digest);
+/* Pools on a GPU: what `pool` holds of each request of the batch, its first prefix_lens cells, as a
+ * launch: into `digests`, uint8 [bs, 32] there, serinus_request_digest. After begin_step. */
+serinus_status serinus_monitor_request_digests(serinus_monitor* monitor, int32_t pool,
+                                               const serinus_device_batch* batch,
+                                               const serinus_tensor* digests, void* stream);
 serinus_status serinus_monitor_on_rank_digests(serinus_monitor* monitor, uint32_t owner,
                                                int64_t row, const uint64_t* digests, size_t n);
 
@@ -423,6 +428,8 @@ serinus_status serinus_monitor_on_rank_digests(serinus_monitor* monitor, uint32_
  * the next call. From any thread. */
 serinus_status serinus_monitor_poll(serinus_monitor* monitor, serinus_violation* violations,
                                     size_t capacity, size_t* n);
+/* Pools on a GPU: waits for the checks launched so far; poll then has what they found. */
+serinus_status serinus_monitor_wait(serinus_monitor* monitor);
 serinus_status serinus_monitor_flush(serinus_monitor* monitor);
 
 /* Violations are appended to `path` as JSON lines, from a thread of the library's; null: no more.

@@ -337,11 +337,24 @@ class Monitor:
         """Digest of what is cached for a request, without slot numbers: equal on all ranks."""
         return self._core.request_digest(row, length, tables)
 
+    def request_digests(self, pool: int, batch: Batch, digests: Any, *, stream: Any = None) -> None:
+        """Pools on a GPU: what ``pool`` holds of each request of the batch (its first prefix_lens cells), for an
+        all-gather in the same stream; :func:`serinus.ranks.compare_ranks` reads what that brings.
+
+        batch: on the GPU, as for a graph; after :meth:`begin_step`
+        digests: uint8 [bs, 32] on the GPU; serinus.ranks.DIGEST_DTYPE
+        """
+        self._core.request_digests(pool, batch, digests, stream)
+
     # ---- what it found
 
     def poll(self) -> list[Violation]:
         """Takes the violations found since the last call."""
         return [Violation(*found) for found in self._core.poll()]
+
+    def wait(self) -> None:
+        """Pools on a GPU: waits for the checks launched so far, so that :meth:`poll` then has all that they found."""
+        self._core.wait()
 
     def flush(self) -> None:
         """Runs what is still due (idle, shutdown); :meth:`poll` then leaves nothing unreported."""

@@ -160,6 +160,16 @@ void begin_replay(Monitor& monitor, nb::handle batch, nb::handle stream) {
   monitor.begin_replay(b.view, s, b.pools);
 }
 
+void request_digests(const Monitor& monitor, int pool, nb::handle batch, nb::handle digests,
+                     nb::handle stream) {
+  const DeviceBatchView b(batch);
+  Tensors tensors;
+  const TensorView out = tensors.take("digests", digests, Access::write);
+  const Stream s = stream_of(stream, batch, b);
+  const nb::gil_scoped_release release;
+  monitor.request_digests(pool, b.view, out, s);
+}
+
 canary::Moment moment_named(const std::string& word) {
   return named<canary::Moment>("moment", word,
                                {{"head", canary::Moment::head},
@@ -384,7 +394,13 @@ void bind_monitor(nb::module_& m) {
              const BatchView b(tables);
              return self.request_digest(row, length, b.view);
            })
+      .def("request_digests", &request_digests, "pool"_a, "batch"_a, "digests"_a, "stream"_a.none())
       .def("poll", &poll)
+      .def("wait",
+           [](Monitor& self) {
+             const nb::gil_scoped_release release;
+             self.wait();
+           })
       .def("flush",
            [](Monitor& self) {
              const nb::gil_scoped_release release;

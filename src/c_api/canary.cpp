@@ -356,6 +356,16 @@ serinus_status serinus_monitor_request_digest(serinus_monitor* monitor, int64_t 
   });
 }
 
+serinus_status serinus_monitor_request_digests(serinus_monitor* monitor, int32_t pool,
+                                               const serinus_device_batch* batch,
+                                               const serinus_tensor* digests, void* stream) {
+  return with(monitor, [&](const canary::Monitor& m) {
+    const serinus_device_batch given = read_struct("batch", batch);
+    m.request_digests(pool, device_batch_of(given),
+                      c_api::tensor("digests", required("digests", digests)), Stream{stream});
+  });
+}
+
 serinus_status serinus_monitor_on_rank_digests(serinus_monitor* monitor, uint32_t owner,
                                                int64_t row, const uint64_t* digests, size_t n) {
   return with(monitor, [&](canary::Monitor& m) {
@@ -374,6 +384,10 @@ serinus_status serinus_monitor_poll(serinus_monitor* monitor, serinus_violation*
       handle.unpolled.push_back(violation_for_c(v));
     *n = take(handle.unpolled, out);
   });
+}
+
+serinus_status serinus_monitor_wait(serinus_monitor* monitor) {
+  return with(monitor, [](canary::Monitor& m) { m.wait(); });
 }
 
 serinus_status serinus_monitor_flush(serinus_monitor* monitor) {

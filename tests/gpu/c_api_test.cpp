@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include <serinus_c.h>
@@ -165,6 +166,16 @@ TEST_F(CApiGpu, ABatchOnTheDeviceAndAGraphOfIt) {
   stats.struct_size = sizeof stats;
   expect_ok(serinus_monitor_get_stats(e.monitor, &stats));
   EXPECT_EQ(stats.records_written, 10u);
+  // For an all-gather, as the host would make it: of the first nine, the last prefix_lens.
+  const DeviceBuffer made(sizeof(serinus_request_digest));
+  const serinus_tensor digests = Engine::on_gpu(made, SERINUS_U8, {1, 32});
+  expect_ok(serinus_monitor_request_digests(e.monitor, 0, &b, &digests, stream));
+  expect_ok(serinus_monitor_wait(e.monitor));
+  const serinus_request_digest got = made.download<serinus_request_digest>()[0];
+  serinus_request_digest want = {};
+  const serinus_tensor rows = e.req_to_token();
+  expect_ok(serinus_monitor_rank_digest(e.monitor, 0, kOwner, 1, 9, &rows, &want));
+  EXPECT_EQ(std::memcmp(&got, &want, sizeof got), 0);
   b.rows.device_type = SERINUS_CPU;
   EXPECT_EQ(serinus_monitor_begin_step_on_device(e.monitor, &b, nullptr), SERINUS_VALUE_ERROR);
   check_cuda(cudaGraphExecDestroy(exec));

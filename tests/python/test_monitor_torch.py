@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import serinus
+from serinus import ranks
 
 torch = pytest.importorskip("torch")
 
@@ -219,6 +220,29 @@ def test_in_a_cuda_graph() -> None:
             assert engine.found() == set()
             engine.byte(SLOTS[2], 1, 1).bitwise_xor_(64)
     assert engine.found() == {("kv_bytes", SLOTS[2], REQUEST)}
+
+
+@pytest.mark.gpu
+def test_request_digests_are_made_on_the_gpu() -> None:
+    engine = two_requests("cuda", False)
+    batch = engine.batch({1: (REQUEST, []), 2: (OTHER, [])}, on_device=True)
+    digests = torch.zeros(2, 32, dtype=torch.uint8, device="cuda")
+    engine.monitor.request_digests(engine.pool, batch, digests)
+    made = digests.cpu().numpy().view(ranks.DIGEST_DTYPE).reshape(-1)
+    lengths = batch.prefix_lens.cpu()
+    assert (lengths > 0).all()
+    host = ranks.request_digests(engine.monitor, engine.pool, [REQUEST, OTHER], [1, 2], lengths, engine.table)
+    assert made.tolist() == host.tolist()
+    with pytest.raises(serinus.ValueError, match="digests"):
+        engine.monitor.request_digests(engine.pool, batch, digests[:1])
+
+
+def test_wait_brings_what_a_check_found(device: str) -> None:
+    engine = two_requests(device, False)
+    engine.byte(SLOTS[1]).bitwise_xor_(1)
+    engine.monitor.verify_now("head", REQUEST, 1, 0, 3, engine.batch({1: (REQUEST, [])}))
+    engine.monitor.wait()
+    assert [v.slot for v in engine.monitor.poll()] == [SLOTS[1]]
 
 
 @pytest.mark.gpu
