@@ -69,7 +69,7 @@ class BesideCapture {
   BesideCapture& operator=(const BesideCapture&) = delete;
 
  private:
-  int mode_ = 0;
+  [[maybe_unused]] int mode_ = 0;  // without CUDA there is none
 };
 
 /// The capture that `stream` is in: a number of its own, or 0.
