@@ -9,6 +9,7 @@
 #endif
 
 #include "canary/sglang/lanes.h"
+#include "canary/sglang/look_ahead.h"
 #include "canary/sglang/records.h"
 
 #undef SERINUS_VECTOR_MULTIPLY
@@ -106,6 +107,82 @@ bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, co
   return differences_one_by_one(p, first, k, count, stored, predecessors, real_kv_hashes) != 0;
 }
 
+#ifdef SERINUS_VECTOR_MULTIPLY
+// A chain without the last xor-shift of its last splitmix64. That one and the first of the next
+// are one step of three cycles, where one after the other would take four:
+//   y = x ^ x >> 31 ^ b;  y ^ y >> 30  =  x ^ x >> 31 ^ x >> 30 ^ x >> 61 ^ (b ^ b >> 30)
+class Chain {
+ public:
+  explicit Chain(std::uint64_t hash)
+      : x_(hn::Set(D(), hash ^ hash >> 31 ^ hash >> 62)) {}  // that xor-shift undone
+  std::uint64_t hash() const { return hn::GetLane(hn::Xor(x_, hn::ShiftRight<31>(x_))); }
+  void add(std::int64_t token, std::int64_t position) {
+    multiply(joined(x_));
+    multiply(joined(with(token)));
+    multiply(joined(with(position)));
+  }
+
+ private:
+  // Two lanes that are the same: one alone Highway would multiply outside of vectors.
+  using D = hn::FixedTag<std::uint64_t, 2>;
+  using V = hn::Vec<D>;
+
+  V with(std::int64_t word) const {
+    const V b = hn::Set(D(), u64(word));
+    return hn::Xor3(x_, b, hn::ShiftRight<30>(b));
+  }
+  // x >> 61 comes from x >> 31: it is needed last, and two shifts a cycle is what there is.
+  V joined(V x_and_b) const {
+    const V by_31 = hn::ShiftRight<31>(x_);
+    return hn::Xor(hn::Xor3(x_and_b, by_31, hn::ShiftRight<30>(x_)), hn::ShiftRight<30>(by_31));
+  }
+  void multiply(V z) {
+    z = hn::Mul(z, hn::Set(D(), hash::kMul1));
+    x_ = hn::Mul(hn::Xor(z, hn::ShiftRight<27>(z)), hn::Set(D(), hash::kMul2));
+  }
+
+  V x_;
+};
+#else
+class Chain {
+ public:
+  explicit Chain(std::uint64_t hash) : hash_(hash) {}
+  std::uint64_t hash() const { return hash_; }
+  void add(std::int64_t token, std::int64_t position) {
+    hash_ = hash::mix3(hash_, u64(token), u64(position));
+  }
+
+ private:
+  std::uint64_t hash_;
+};
+#endif
+
+StampedRun stamp_run(const WriteParams& p, std::int64_t begin, std::int64_t end,
+                     std::uint64_t chain) {
+  // Nothing but the chain may wait: what the loop needs is local, as the compiler must assume that
+  // a store changes all other memory.
+  const ContextParams context = p.context;
+  const std::int64_t* const slots = p.slots;
+  const std::int64_t* const tokens = p.tokens;
+  const std::int64_t* const positions = p.positions;
+  Chain running(chain);
+  StampedRun run;
+  WriteAhead ahead(p, begin, end);
+  for (std::int64_t i = begin; i < end; ++i) {
+    ahead.at(i);
+    if (slots[i] < 0) continue;
+    ++run.entries;
+    if (slots[i] >= context.num_slots) {
+      ++run.out_of_range;
+      continue;
+    }
+    store(context, slots[i],
+          {.token = tokens[i], .position = positions[i], .prev_hash = i64(running.hash())});
+    running.add(tokens[i], positions[i]);
+  }
+  return run;
+}
+
 #ifdef SERINUS_HIGHWAY
 }  // namespace serinus::canary::sglang::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -119,6 +196,7 @@ namespace serinus::canary::sglang {
 #ifdef SERINUS_HIGHWAY
 HWY_EXPORT(group_shape);
 HWY_EXPORT(any_fault);
+HWY_EXPORT(stamp_run);
 #endif
 
 GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t count) noexcept {
@@ -135,6 +213,15 @@ bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, co
   return HWY_DYNAMIC_DISPATCH(any_fault)(p, first, count, stored, predecessors, real_kv_hashes);
 #else
   return portable::any_fault(p, first, count, stored, predecessors, real_kv_hashes);
+#endif
+}
+
+StampedRun stamp_run(const WriteParams& p, std::int64_t begin, std::int64_t end,
+                     std::uint64_t chain) noexcept {
+#ifdef SERINUS_HIGHWAY
+  return HWY_DYNAMIC_DISPATCH(stamp_run)(p, begin, end, chain);
+#else
+  return portable::stamp_run(p, begin, end, chain);
 #endif
 }
 

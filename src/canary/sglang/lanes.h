@@ -1,4 +1,4 @@
-// Hashing many slots at once.
+// The loops that gain from vectors: many slots hashed at once, and one chain in a vector register.
 #pragma once
 
 #include <cstdint>
@@ -18,5 +18,15 @@ GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t c
 /// their records, their predecessors' and the fingerprints of their bytes.
 bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
                const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept;
+
+/// What became of a run of entries.
+struct StampedRun {
+  std::int64_t entries = 0;       ///< with a slot to write to
+  std::int64_t out_of_range = 0;  ///< of these: not stamped, as there is no such slot
+};
+/// Stamps entries [begin, end) of a write without bytes, continuing `chain`. Nothing is compared
+/// with what was expected.
+StampedRun stamp_run(const WriteParams& p, std::int64_t begin, std::int64_t end,
+                     std::uint64_t chain) noexcept;
 
 }  // namespace serinus::canary::sglang

@@ -31,15 +31,6 @@ inline void store(const ContextParams& c, std::int64_t slot, const Record& r) no
   std::memcpy(at, &what, sizeof what);
   std::memcpy(at + sizeof what, &chain, sizeof chain);
 }
-/// Asks for a record's cache line. Any slot: asking for an address that does not exist does
-/// nothing.
-template <int kForWrite>
-inline void prefetch(const ContextParams& c, std::int64_t slot) noexcept {
-  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(c.records) + u64(slot) * u64(c.stride);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): arithmetic on a pointer may not leave its array
-  __builtin_prefetch(reinterpret_cast<const void*>(at), kForWrite, 3);
-}
-
 /// What a range of entries adds to the ring and the counters. Ranges are counted apart and
 /// committed in order, so that nothing depends on how the work was split.
 struct Tally {

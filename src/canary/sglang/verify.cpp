@@ -5,13 +5,14 @@
 #include "base/parallel.h"
 #include "canary/cuda/sglang/run.h"
 #include "canary/sglang/lanes.h"
+#include "canary/sglang/look_ahead.h"
 #include "canary/sglang/records.h"
 
 namespace serinus::canary::sglang {
 
 namespace {
 
-constexpr std::int64_t kGrain = 4096;  // entries a thread takes at a time
+constexpr std::int64_t kGrain = 16384;  // entries a thread takes at a time
 // Entries between asking for a record and loading it. More than this many lines under way at once
 // are not asked for in earnest: the request is dropped, and costs more than none.
 constexpr std::int64_t kAhead = 24;
@@ -28,9 +29,10 @@ void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
 void look_ahead(const VerifyParams& p, std::int64_t i, std::int64_t end) noexcept {
   const std::int64_t next = i + kAhead;
   if (next >= end) return;
-  prefetch<0>(p.context, p.slots[next]);
+  const Addresses address_of(p.context);
+  prefetch<0>(address_of(p.slots[next]));
   // Along a chain the predecessor's record is the one just asked for.
-  if (p.prev_slots[next] != p.slots[next - 1]) prefetch<0>(p.context, p.prev_slots[next]);
+  if (p.prev_slots[next] != p.slots[next - 1]) prefetch<0>(address_of(p.prev_slots[next]));
 }
 
 // What a group of entries is loaded into. Made once a range: filling it with zeros takes as long as
@@ -45,7 +47,7 @@ struct Scratch {
 // Verifies a group of entries. Their records are loaded first, all at once, so that the misses
 // overlap; then they are checked.
 void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count, std::int64_t end,
-                  Scratch& scratch, Tally& tally) {
+                  Scratch& scratch, PagesAhead& pages, Tally& tally) {
   const ContextParams& c = p.context;
   const GroupShape shape = group_shape(p, first, count);
   bool skips = !shape.all_checked;
@@ -66,6 +68,7 @@ void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count,
     const std::int64_t prev = p.prev_slots[first];
     chain[0] = prev > 0 ? load(c, prev) : Record{};
     for (std::int64_t k = 0; k < count; ++k) {
+      pages.at(first + k);
       look_ahead(p, first + k, end);
       copy(c, p.slots[first + k], chain[k + 1]);
     }
@@ -99,9 +102,11 @@ std::int64_t group_size(const VerifyParams& p, std::int64_t i, std::int64_t end)
 void verify_range(const VerifyParams& p, std::int64_t begin, std::int64_t end, Tally& tally) {
   tally.entries = end - begin;
   Scratch scratch;
+  // Beyond the range: the next one is often this thread's, too.
+  PagesAhead pages(p.context, p.slots, begin, count_of(*p.num_valid, p.capacity));
   for (std::int64_t i = begin, count = 0; i < end; i += count) {
     count = std::min(group_size(p, i, end), end - i);
-    verify_group(p, i, count, end, scratch, tally);
+    verify_group(p, i, count, end, scratch, pages, tally);
   }
 }
 

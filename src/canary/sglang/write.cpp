@@ -7,15 +7,14 @@
 
 #include "base/parallel.h"
 #include "canary/cuda/sglang/run.h"
+#include "canary/sglang/lanes.h"
+#include "canary/sglang/look_ahead.h"
 #include "canary/sglang/records.h"
 
 namespace serinus::canary::sglang {
 
 namespace {
 
-constexpr std::int64_t kAhead = 32;  // entries between asking for a record's line and storing to it
-// The CPU's own look-ahead along the inputs stops at the end of each memory page.
-constexpr std::int64_t kInputsAhead = 512;
 constexpr std::int64_t kGrain = 8 * kGroup;  // entries a thread folds at a time
 // Below this a second thread costs more than it brings.
 constexpr std::int64_t kParallelTokens = 8192;
@@ -88,13 +87,9 @@ void walk(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const
   const bool seed_exists = !kChecks || row.seed_exists;
   std::int64_t next_position = i64(u64(row.position) + 1);
   std::int64_t entries = 0;
+  WriteAhead ahead(p, row.begin, end);
   for (std::int64_t i = row.begin; i < end; ++i) {
-    if (i + kAhead < end) prefetch<1>(p.context, slots[i + kAhead]);
-    if (i + kInputsAhead < end) {
-      __builtin_prefetch(slots + i + kInputsAhead);
-      __builtin_prefetch(tokens + i + kInputsAhead);
-      __builtin_prefetch(positions + i + kInputsAhead);
-    }
+    ahead.at(i);
     if (slots[i] < 0) continue;
     ++entries;
     std::uint64_t real_kv_hash = 0;
@@ -122,13 +117,17 @@ void walk(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const
   tally.entries += entries;
 }
 
+bool needs_checks(const WriteParams& p, const Row& row) {
+  return p.expected_tokens != nullptr || row.check_positions || !row.seed_exists;
+}
+
 // Walks a row. `folded(i, hash)` gives entry i's fingerprint, or false if it has none to give;
 // `stamp(i, record)` is called for every entry that is written. Both in order of the entries. Where
 // nothing is to be checked the loop calls nobody, and the chain stays in a register.
 template <class Chain, class Folded, class Stamp>
 void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const Folded& folded,
               const Stamp& stamp) {
-  if (p.expected_tokens != nullptr || row.check_positions || !row.seed_exists) {
+  if (needs_checks(p, row)) {
     walk<true>(p, row, chain, tally, folded, stamp);
   } else {
     walk<false>(p, row, chain, tally, folded, stamp);
@@ -226,7 +225,13 @@ void write_serial(const WriteParams& p, const std::vector<Row>& rows, Tally& tal
   }
   if (rows.size() == 1 || !disjoint(rows)) {
     for (const Row& row : rows) {
-      walk_row(p, row, RunningChain{row.chain}, tally, no_bytes, stamp);
+      if (needs_checks(p, row)) {
+        walk_row(p, row, RunningChain{row.chain}, tally, no_bytes, stamp);
+      } else {
+        const StampedRun run = stamp_run(p, row.begin, row.end, row.chain);
+        tally.entries += run.entries;
+        tally.out_of_range += run.out_of_range;
+      }
     }
     return;
   }
