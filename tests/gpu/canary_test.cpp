@@ -667,6 +667,62 @@ TEST_F(CanaryGpu, LongForwardsAreTheCpus) {
   }
 }
 
+// Batches that fill the device are shared out in other ways than small ones: a warp a tile, a lane
+// a piece. So many tokens a multiprocessor, of rows of every kind.
+TEST_F(CanaryGpu, LargeBatchesAreTheCpus) {
+  struct Case {
+    Depth depth;
+    Int main, side, offset, page;
+    Int tokens;  ///< a multiprocessor
+  };
+  for (const Case& c :
+       {Case{Depth::all, 40, 8, 0, 4, 600}, Case{Depth::all, 576, 16, 0, 64, 530},
+        Case{Depth::all, 200, 12, 4, 1, 520}, Case{Depth::all, 37, 7, 2, 3, 520},
+        Case{Depth::all, 5000, 8, 0, 2, 70}, Case{Depth::all, 4500, 24, 8, 3, 70},
+        Case{Depth::all, 4100, 3, 2, 5, 70}, Case{Depth::all, 15900, 8, 0, 2, 17},
+        Case{Depth::partial, 576, 16, 0, 64, 2100}, Case{Depth::none, 40, 8, 0, 4, 2100}}) {
+    const Int tokens = c.tokens * std::max(1, gpu::multiprocessors(kGpu));
+    Both both({.depth = c.depth,
+               .main = c.main,
+               .side = c.side,
+               .offset = c.offset,
+               .page = c.page,
+               .slots = 2 * tokens,
+               .rows = 3,
+               .width = tokens,
+               .max_tokens = tokens},
+              11);
+    Ints slots;
+    for (Int i = 0; i < tokens; ++i) slots.push_back(1 + i + i / 50 * 40);  // runs of 50
+    std::ranges::shuffle(slots.begin() + tokens / 2, slots.end(), both.rng);
+    const Int ours = tokens / 3;
+    both.alloc(Ints(slots.begin(), slots.begin() + ours), 1);
+    both.alloc(Ints(slots.begin() + ours, slots.end()), 2);
+    both.rows = {1, 2}, both.owners = {1, 2}, both.prefix = {0, 0}, both.valid = {0, 0};
+    both.extend = {ours, tokens - ours};
+    for (Int i = 0; i < tokens; ++i) {
+      const Int position = i < ours ? i : i - ours;
+      both.table[static_cast<std::size_t>((i < ours ? 1 : 2) * tokens + position)] =
+          static_cast<std::int32_t>(slots[static_cast<std::size_t>(i)]);
+      both.ids.push_back(i % 32000);
+      both.positions.push_back(position);
+    }
+    both.locations = slots;
+    both.step();
+    both.prefix = both.extend, both.extend = {0, 0};
+    both.ids.clear(), both.positions.clear(), both.locations.clear();
+    for (const Int i : {Int{0}, ours - 1, ours, tokens - 1}) {
+      if (c.depth != Depth::none) both.flip_byte(slots[static_cast<std::size_t>(i)]);
+    }
+    both.change_record(slots[static_cast<std::size_t>(tokens / 2)],
+                       [](Record& r) { r.chain ^= 1ull << 33; });
+    both.step();
+    EXPECT_GE(both.content().counts.violations, c.depth == Depth::none ? 1u : 4u);
+    both.expect_equal("rows of " + std::to_string(c.main));
+    if (HasFailure()) return;
+  }
+}
+
 // The moments are captured once and replayed a thousand times, over requests that grow, end and
 // begin again, with a fault now and then.
 TEST_F(CanaryGpu, AStepCapturedOnceIsReplayedOverAChangingBatch) {

@@ -13,11 +13,13 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, 
                : "memory");
 }
 
-/// 4, 8 or 16 bytes, both sides aligned to that.
+/// 4, 8 or 16 bytes, both sides aligned to that. 16 go past L1, and bring 256 bytes into L2:
+/// whoever copies rows of memory comes for the rest next, and then finds it there.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(std::uint32_t dst, const void* src) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(kBytes)
                  : "memory");
@@ -28,7 +30,8 @@ __device__ __forceinline__ void cp_async(std::uint32_t dst, const void* src) {
 template <int kBytes>
 __device__ __forceinline__ void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(n)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(kBytes),

@@ -34,6 +34,8 @@ struct TileShape {
   int rows = kWarp;    ///< slots of a tile, a power of two
   int parts = 1;       ///< octets (lanes) that share a slot
   bool whole = false;  ///< the warps of a CTA share a tile
+  /// Of all bytes: a lane hashes a piece alone. Then `parts` is how many warps share a slot.
+  bool by_lane = false;
 
   /// Tiles of n cells, n >= 0.
   SERINUS_HOST_DEVICE std::int64_t tiles(std::int64_t n) const {
@@ -236,6 +238,165 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   }
 }
 
+/// The same where there are slots for all lanes: each hashes a piece of a slot alone, from rows of
+/// shared memory to which the warp copies 128 bytes of 32 pieces at once. Where the tile has less
+/// than 32 slots, neighbouring lanes have the next pieces of the same ones. A lane needs none of
+/// another, and the key of a word is the same for all.
+__device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shape,
+                                      DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
+                                      std::uint64_t* sums) {
+  constexpr int kRow = 128;  // bytes of a piece in a stage
+  constexpr int kVectorsOfRow = kRow / kVector;
+  constexpr int kStage = kWarp * kRow;
+  constexpr int kCopies = kStage / (kWarp * kVector);  // of a lane
+  static_assert(2 * kStage * kWarps == sizeof scratch.under_way);
+  const int lane = lane_id();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int side_by_side = kWarp / shape.rows;  // pieces of a slot
+  const int row = lane % shape.rows;
+  const std::int32_t slot = slots[row];
+  if (__ballot_sync(kAllLanes, slot >= 0) == 0) return;
+  // A row without a slot goes along with the null slot, which exists.
+  const Address address = address_of(p, slot < 0 ? 0 : slot);
+  const int step = shape.parts * side_by_side;
+  const int first = (shape.whole ? warp : 0) * side_by_side;
+  const int mine = lane / shape.rows;
+  const auto piece_at = [&](int base) { return min(base + mine, p.num_pieces - 1); };
+  // Vector v of row r lies where the banks differ.
+  const std::uint32_t stages =
+      gpu::ptx::shared_address(scratch.under_way) + static_cast<std::uint32_t>(warp * 2 * kStage);
+  const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kRow);
+  const auto own_vector = [&](int v) {
+    return own_row + static_cast<std::uint32_t>((v ^ lane % kVectorsOfRow) * kVector);
+  };
+  // As a copier: vector `vector` of the rows lane / 8 + 4 i.
+  const int vector = lane % kVectorsOfRow;
+  const int copied = lane / kVectorsOfRow;
+  const auto copied_to = [&](int i) {
+    const int r = copied + kCopies / 2 * i;
+    return static_cast<std::uint32_t>(r * kRow + (vector ^ r % kVectorsOfRow) * kVector);
+  };
+
+  // What is asked for next.
+  int ask = first;
+  OpenPiece open{};
+  int ask_left = 0;  // the most of all lanes
+  bool together = false;
+  const std::uint8_t* rows[kCopies];
+  const auto open_next = [&] {
+    if (ask >= p.num_pieces) return;
+    open = open_piece(p, piece_at(ask), address);
+    ask_left = open.bytes;
+    together = open.bytes > kVector;
+    if (side_by_side > 1) {
+      const int bytes = __shfl_sync(kAllLanes, open.bytes, 0);
+      const int alignment = __shfl_sync(kAllLanes, open.alignment, 0);
+      together &= __all_sync(kAllLanes, open.bytes == bytes && open.alignment == alignment) != 0;
+#pragma unroll
+      for (int d = kWarp / 2; d > 0; d /= 2) {
+        ask_left = max(ask_left, __shfl_xor_sync(kAllLanes, ask_left, d));
+      }
+    }
+    if (!together) return;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      rows[i] = reinterpret_cast<const std::uint8_t*>(
+                    shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kCopies / 2 * i)) +
+                vector * kVector;
+    }
+  };
+  const auto load = [&](std::uint32_t to) {
+    if (ask < p.num_pieces) {
+      if (together && open.alignment == 16) {
+        const int n = min(ask_left - vector * kVector, kVector);
+        if (n > 0) {
+#pragma unroll
+          for (int i = 0; i < kCopies; ++i) {
+            gpu::ptx::cp_async_zfill<16>(to + copied_to(i), rows[i], n);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) rows[i] += kRow;
+      } else if (together) {
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+          const int n = ask_left - vector * kVector;
+          if (n > 0) copy_vector(to + copied_to(i), rows[i], n, open.alignment);
+          rows[i] += kRow;
+        }
+      } else {
+#pragma unroll 1
+        for (int v = 0; v < kVectorsOfRow && v * kVector < open.bytes; ++v) {
+          copy_vector(to + own_vector(v), open.at + v * kVector, open.bytes - v * kVector,
+                      open.alignment);
+        }
+        open.at += kRow;
+        open.bytes -= kRow;
+      }
+      ask_left -= kRow;
+      if (ask_left <= 0) {
+        ask += step;
+        open_next();
+      }
+    }
+    gpu::ptx::cp_async_commit();
+  };
+
+  // What is hashed next.
+  int have = first;
+  std::uint64_t nh = 0;
+  hash::u128 terms = 0;
+  hash::BlockKeys block_keys{};
+  int left = 0;
+  const auto begin_piece = [&] {
+    if (have >= p.num_pieces) return;
+    block_keys = keys_of(p, piece_at(have));
+    left = __ldg(&p.pieces[piece_at(have)].bytes);
+  };
+  const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys);
+  std::uint32_t key = first_key;
+  const auto take = [&](std::uint32_t from) {
+    const auto word = [&](int v) { return gpu::ptx::load_shared_u32x4(from + own_vector(v)); };
+    const auto key_of = [&](int v) {
+      return gpu::ptx::load_shared_u64x2(key + static_cast<std::uint32_t>(v * kVector));
+    };
+    if (__all_sync(kAllLanes, left >= kRow)) {
+#pragma unroll
+      for (int v = 0; v < kVectorsOfRow; ++v) nh += nh_vector(word(v), key_of(v), kVector);
+    } else {
+#pragma unroll 1
+      for (int v = 0; v < kVectorsOfRow && v * kVector < left; ++v) {
+        nh += nh_vector(word(v), key_of(v), left - v * kVector);
+      }
+    }
+    key += kRow;
+    left -= kRow;
+    if (!__all_sync(kAllLanes, left <= 0)) return;
+    if (have + mine < p.num_pieces) terms += hash::block_term(nh, block_keys);
+    nh = 0;
+    key = first_key;
+    have += step;
+    begin_piece();
+  };
+
+  open_next();
+  begin_piece();
+  load(stages);
+  for (int i = 0; have < p.num_pieces; i ^= 1) {
+    load(stages + static_cast<std::uint32_t>((i ^ 1) * kStage));
+    gpu::ptx::cp_async_wait<1>();
+    __syncwarp();
+    take(stages + static_cast<std::uint32_t>(i * kStage));
+    __syncwarp();  // before the next copies overwrite what was read
+  }
+  std::uint64_t sum = hash::canonical(terms);
+  for (int d = shape.rows; d < kWarp; d *= 2) {
+    const std::uint64_t other = __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+    sum = hash::canonical(sum + other);
+  }
+  if (lane < shape.rows) sums[row * shape.parts + (shape.whole ? warp : 0)] = sum;
+}
+
 /// The same of a lane's share, partial: two vectors of each piece, of more than 32 bytes the first
 /// and the last.
 __device__ inline void digest_partial(const PoolParams& p, const TileShape& shape,
@@ -312,6 +473,7 @@ __device__ __forceinline__ void digest_tile(const PoolParams& p, const TileShape
         shape.whole ? share_of(shape, kThreads, t) : share_of(shape, kWarp, t % kWarp);
     digest_partial(p, shape, share, scratch, slots, sums);
   } else if constexpr (kDepth == Depth::all) {
+    if (shape.by_lane) return digest_by_lane(p, shape, scratch, slots, sums);
     const Share share = shape.whole ? share_of(shape, kThreads / kOctet, t / kOctet)
                                     : share_of(shape, kWarp / kOctet, t % kWarp / kOctet);
     digest_all(p, shape, share, scratch, slots, sums);

@@ -2,6 +2,7 @@
 // that a build without it has the same door.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 
@@ -296,6 +297,10 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
       }
     }
   }
+  // Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
+  std::ranges::stable_sort(pieces, std::greater(), [](const Piece& piece) {
+    return std::pair(piece.bytes, piece.alignment);
+  });
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);

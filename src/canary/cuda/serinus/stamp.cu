@@ -55,7 +55,9 @@ __device__ std::uint64_t chain_before(const ChainMap* maps, std::int64_t tile) {
 }
 
 template <Depth kDepth>
-constexpr int kCtas = kDepth == Depth::none ? 4 : 3;  // on every multiprocessor
+constexpr int kCtas = kDepth == Depth::none      ? 4
+                      : kDepth == Depth::partial ? 3
+                                                 : 2;  // on every multiprocessor
 
 template <Depth kDepth>
 __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)

@@ -14,8 +14,9 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-constexpr int kCtas = 3;       // on every multiprocessor
-constexpr int kListed = 1024;  // slots that a CTA finds at once
+template <Depth kDepth>
+constexpr int kCtas = kDepth == Depth::all ? 2 : 3;  // on every multiprocessor
+constexpr int kListed = 1024;                        // slots that a CTA finds at once
 
 template <Depth kDepth>
 struct Shared {
@@ -49,7 +50,7 @@ __device__ void check_list(const PoolParams& p, const RingParams& ring, const Ti
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
+__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     verify_slots_kernel(const __grid_constant__ PoolParams p,
                         const __grid_constant__ RingParams ring, SlotList list, Moment moment,
                         TileShape shape) {
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 
 /// `share`: live slots of a CTA.
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
+__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     sweep_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  std::int64_t most, std::int64_t share, TileShape shape) {
   gpu::ptx::follow_previous_grid();
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 }
 
 template <Depth kDepth>
-__global__ void __launch_bounds__(kThreads, kCtas)
+__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     null_digest_kernel(const __grid_constant__ PoolParams p, TileShape shape) {
   auto& scratch = shared_as<DigestScratch<kDepth>>();
   const std::uint64_t digest = digest_null<kDepth>(p, shape, scratch);
@@ -120,10 +121,11 @@ void launch_verify_slots(const PoolParams& p, const RingParams& ring, SlotList l
   const gpu::OnDevice current(device);
   const TileShape shape = tile_shape(p, list.count, device);
   with_depth(p, [&](auto depth) {
-    gpu::launch("canary verify_slots", verify_slots_kernel<depth()>,
-                {grid_for(device, list.count, shape.rows * (shape.whole ? 1 : kWarps), kCtas),
-                 kThreads, 1, sizeof(ScratchOf<depth()>)},
-                stream, p, ring, list, moment, shape);
+    gpu::launch(
+        "canary verify_slots", verify_slots_kernel<depth()>,
+        {grid_for(device, list.count, shape.rows * (shape.whole ? 1 : kWarps), kCtas<depth()>),
+         kThreads, 1, sizeof(ScratchOf<depth()>)},
+        stream, p, ring, list, moment, shape);
   });
 }
 
@@ -135,7 +137,7 @@ void launch_sweep(const PoolParams& p, const RingParams& ring, std::int64_t most
   if (depth_of(p) == Depth::none) shape.rows = kWarp;
   with_depth(p, [&](auto depth) {
     const std::int64_t tile = shape.rows * (shape.whole ? 1 : kWarps);
-    const std::int64_t ctas = grid_for(device, most, tile, kCtas);
+    const std::int64_t ctas = grid_for(device, most, tile, kCtas<depth()>);
     const std::int64_t tiles = (most + tile - 1) / tile;
     gpu::launch_following("canary sweep", sweep_kernel<depth()>,
                           {.grid = static_cast<unsigned>(ctas) + 1,

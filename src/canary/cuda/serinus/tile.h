@@ -45,7 +45,15 @@ inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device devi
   constexpr int kWarpsEach = 16;
   const bool light = p.slot_bytes <= 4096;
   if (depth == Depth::none || (light && slots >= multiprocessors * kWarpsEach * most)) {
-    return {most, 1, false};
+    return {most, 1, false, depth == Depth::all};
+  }
+  if (depth == Depth::all) {
+    // A CTA, where each of its lanes finds a piece of its own, and every CTA several tiles.
+    int rows = kWarp;
+    while (rows > kOctet && slots / rows < 6 * multiprocessors) rows /= 2;
+    if (slots / rows >= 2 * multiprocessors && p.num_pieces >= kThreads / rows) {
+      return {rows, kWarps, true, true};
+    }
   }
   // As many tiles as keep every CTA busy to the end, where a tile is worth its barriers.
   int rows = kWarp;
