@@ -262,7 +262,20 @@ struct WriteInput {
   bool enable_write_input_assert = false;
   std::optional<TensorView> expected_input_tokens{};  ///< both with the assert on, none with it off
   std::optional<TensorView> expected_input_positions{};
+  /// The chain before each token, where the host knows the tokens, as chain_hashes() gives it: then
+  /// none waits for the one before. The seeds' hashes are not read; of a token that is not written
+  /// there may be anything.
+  std::optional<TensorView> chain_hashes{};
 };
+
+/// The hashes of a run of new tokens on the host, for WriteInput::chain_hashes: `before` is the
+/// hash of the token before the run, nothing where it begins a chain. Returns that of the run's
+/// last token, the next run's `before`. Bit for bit what write() finds by itself. The spans are of
+/// one length (SRN3210 where they are not).
+std::optional<std::int64_t> chain_hashes(std::optional<std::int64_t> before,
+                                         std::span<const std::int64_t> tokens,
+                                         std::span<const std::int64_t> positions,
+                                         std::span<std::int64_t> hashes);
 
 /// Stamps the new tokens' slots. Records hold the actual values, whatever the checks say. The seeds
 /// are read before anything is written.

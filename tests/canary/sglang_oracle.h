@@ -110,6 +110,7 @@ struct Tokens {
   std::vector<Int> ids, positions, slots;
   bool compare = false;
   std::vector<Int> expected_ids, expected_positions;
+  std::vector<Int> chain_hashes{};  ///< empty: none are given
 
   WriteInput input() {
     WriteInput in{
@@ -119,6 +120,7 @@ struct Tokens {
       in.expected_input_tokens = view(expected_ids);
       in.expected_input_positions = view(expected_positions);
     }
+    if (!chain_hashes.empty()) in.chain_hashes = view(chain_hashes);
     return in;
   }
 };

@@ -157,6 +157,75 @@ TEST(SglangRandom, WriteOfManyTokensDoesNotDependOnThreads) {
   }
 }
 
+// What the host works out of the tokens is the chain that write() finds, in one piece or in
+// several.
+TEST(SglangRandom, AChainFromTheHostIsTheOneThatWriteFinds) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Rng rng(seed);
+    const Int num_tokens = seed % 5 == 0 ? 9000 : 300;  // so many that threads take part, or few
+    Endpoint before(num_tokens + 50, 20);
+    for (std::uint8_t& b : before.bytes) b = static_cast<std::uint8_t>(rng());
+    HostWritePlan plan(4);
+    plan.offsets = {0, 70, 70, 190, num_tokens};
+    plan.seeds = {-1, 3, pick(rng, 0, num_tokens), pick(rng, 0, num_tokens)};
+    plan.num_valid_reqs = 4;
+    oracle::Tokens tokens;
+    for (Int i = 0; i < num_tokens; ++i) {
+      tokens.ids.push_back(hostile(rng));
+      tokens.positions.push_back(pick(rng, 0, 9) == 0 ? hostile(rng) : i);
+      tokens.slots.push_back(pick(rng, 0, 9) == 0 ? hostile(rng) : pick(rng, 0, num_tokens));
+    }
+    Endpoint want = before;
+    write(want.context(), plan.view(), tokens.input());
+
+    tokens.chain_hashes.assign(static_cast<std::size_t>(num_tokens), 0);
+    for (Int& h : tokens.chain_hashes) h = hostile(rng);  // of those that are not written
+    for (std::size_t r = 0; r < plan.seeds.size(); ++r) {
+      std::optional<Int> hash;
+      if (plan.seeds[r] >= 0) {
+        const Record s = before.record(plan.seeds[r]);
+        Int unused = 0;
+        hash = chain_hashes(s.prev_hash, std::span(&s.token, 1), std::span(&s.position, 1),
+                            std::span(&unused, 1));
+      }
+      std::vector<Int> ids, positions;
+      std::vector<std::size_t> written;
+      for (Int i = plan.offsets[r]; i < plan.offsets[r + 1]; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        if (tokens.slots[at] < 0 || tokens.slots[at] >= before.num_slots()) continue;
+        ids.push_back(tokens.ids[at]);
+        positions.push_back(tokens.positions[at]);
+        written.push_back(at);
+      }
+      std::vector<Int> hashes(ids.size());
+      for (std::size_t begin = 0; begin < ids.size();) {
+        const auto n = std::min<std::size_t>(ids.size() - begin,
+                                             static_cast<std::size_t>(pick(rng, 1, num_tokens)));
+        hash = chain_hashes(hash, std::span(ids).subspan(begin, n),
+                            std::span(positions).subspan(begin, n),
+                            std::span(hashes).subspan(begin, n));
+        begin += n;
+      }
+      for (std::size_t i = 0; i < written.size(); ++i) tokens.chain_hashes[written[i]] = hashes[i];
+    }
+    for (const int threads : {1, 3}) {
+      Endpoint got = before;
+      write(got.context(), plan.view(), tokens.input(), {}, threads);
+      EXPECT_EQ(difference(got, want), "") << "seed " << seed << ", threads " << threads;
+    }
+    // They are taken as they are.
+    if (const auto first = std::ranges::find(tokens.slots, 1); first != tokens.slots.end()) {
+      for (Int& h : tokens.chain_hashes) h ^= 1;
+      Endpoint got = before;
+      write(got.context(), plan.view(), tokens.input());
+      EXPECT_EQ(got.record(1).prev_hash, want.record(1).prev_hash ^ 1);
+    }
+  }
+  std::vector<Int> three(3), two(2);
+  EXPECT_ANY_THROW(chain_hashes({}, three, three, two));
+  EXPECT_ANY_THROW(chain_hashes({}, three, two, three));
+}
+
 TEST(SglangRandom, VerifyOfManyEntriesDoesNotDependOnThreads) {
   Rng rng(5);
   VerifyCase c{

@@ -65,6 +65,7 @@ class OnGpu {
     for (TensorView* t : {&out.input_ids, &out.positions, &out.out_cache_loc}) *t = (*this)(*t);
     out.expected_input_tokens = (*this)(in.expected_input_tokens);
     out.expected_input_positions = (*this)(in.expected_input_positions);
+    out.chain_hashes = (*this)(in.chain_hashes);
     return out;
   }
   PlanInput operator()(const PlanInput& in) {
@@ -241,6 +242,18 @@ TEST_F(CanarySglangGpu, WriteOfManyTokensEqualsTheCpu) {
     Rng rng(seed);
     WriteCase c = random_write(rng, false, 4000);
     make_definite(c);
+    ASSERT_EQ(run(c), "") << "seed " << seed;
+  }
+}
+
+TEST_F(CanarySglangGpu, WriteAlongAChainFromTheHostEqualsTheCpu) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Rng rng(seed);
+    WriteCase c = random_write(rng, seed % 4 == 0, seed % 10 == 0 ? 4000 : pick(rng, 1, 200));
+    make_definite(c);
+    for (std::size_t i = 0; i < c.tokens.ids.size(); ++i) {
+      c.tokens.chain_hashes.push_back(hostile(rng));
+    }
     ASSERT_EQ(run(c), "") << "seed " << seed;
   }
 }

@@ -295,6 +295,7 @@ WriteParams check_write(const VerifyOrWriteContext& context, const WritePlan& pl
   } else if (input.expected_input_tokens || input.expected_input_positions) {
     raise(Page::canary_expected_inputs_unwanted, {{"argument", "expected_input_tokens"}});
   }
+  if (input.chain_hashes) check_dense("chain_hashes", *input.chain_hashes);
   check_context_dense(context);
 
   WriteParams p;
@@ -320,6 +321,10 @@ WriteParams check_write(const VerifyOrWriteContext& context, const WritePlan& pl
     check_match("expected_input_positions", *input.expected_input_positions, tokens, device);
     p.expected_tokens = input.expected_input_tokens->as<const std::int64_t>();
     p.expected_positions = input.expected_input_positions->as<const std::int64_t>();
+  }
+  if (input.chain_hashes) {
+    check_match("chain_hashes", *input.chain_hashes, tokens, device);
+    p.chain_hashes = input.chain_hashes->as<const std::int64_t>();
   }
   p.offsets = plan.write_offsets.as<const std::int64_t>();
   p.seeds = plan.write_seed_slot_indices.as<const std::int64_t>();

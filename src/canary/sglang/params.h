@@ -61,6 +61,7 @@ struct WriteParams {
   std::int64_t num_tokens = 0;
   const std::int64_t* expected_tokens = nullptr;  ///< null: inputs are not compared
   const std::int64_t* expected_positions = nullptr;
+  const std::int64_t* chain_hashes = nullptr;  ///< null: to be found out
 };
 
 /// An int32 table [rows, width].

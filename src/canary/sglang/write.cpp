@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/parallel.h"
+#include "base/raise.h"
 #include "canary/cuda/sglang/run.h"
 #include "canary/sglang/lanes.h"
 #include "canary/sglang/look_ahead.h"
@@ -65,11 +68,14 @@ struct RunningChain {
   }
 };
 
-// Chains that run_side_by_side() has worked out: by entry, from `first` on.
+// Chains that run_side_by_side() has worked out, or the caller: by entry, from `first` on.
+template <class Word>
 struct KnownChain {
-  const std::uint64_t* hashes;
+  const Word* hashes;
   std::int64_t first;
-  std::uint64_t before(std::int64_t i) const noexcept { return hashes[i - first]; }
+  std::uint64_t before(std::int64_t i) const noexcept {
+    return static_cast<std::uint64_t>(hashes[i - first]);
+  }
   void add(std::uint64_t, std::uint64_t) const noexcept {}
 };
 
@@ -131,6 +137,17 @@ void walk_row(const WriteParams& p, const Row& row, Chain chain, Tally& tally, c
     walk<true>(p, row, chain, tally, folded, stamp);
   } else {
     walk<false>(p, row, chain, tally, folded, stamp);
+  }
+}
+
+// The same along the caller's chain, or the row's own.
+template <class Folded, class Stamp>
+void walk_row(const WriteParams& p, const Row& row, Tally& tally, const Folded& folded,
+              const Stamp& stamp) {
+  if (p.chain_hashes != nullptr) {
+    walk_row(p, row, KnownChain<std::int64_t>{p.chain_hashes, 0}, tally, folded, stamp);
+  } else {
+    walk_row(p, row, RunningChain{row.chain}, tally, folded, stamp);
   }
 }
 
@@ -219,14 +236,14 @@ void write_serial(const WriteParams& p, const std::vector<Row>& rows, Tally& tal
     for (const Row& row : rows) {
       FoldedGroups groups(p, row);
       const auto folded = [&](std::int64_t i, std::uint64_t& hash) { return groups(i, hash); };
-      walk_row(p, row, RunningChain{row.chain}, tally, folded, stamp);
+      walk_row(p, row, tally, folded, stamp);
     }
     return;
   }
-  if (rows.size() == 1 || !disjoint(rows)) {
+  if (rows.size() == 1 || p.chain_hashes != nullptr || !disjoint(rows)) {
     for (const Row& row : rows) {
-      if (needs_checks(p, row)) {
-        walk_row(p, row, RunningChain{row.chain}, tally, no_bytes, stamp);
+      if (needs_checks(p, row) || p.chain_hashes != nullptr) {
+        walk_row(p, row, tally, no_bytes, stamp);
       } else {
         const StampedRun run = stamp_run(p, row.begin, row.end, row.chain);
         tally.entries += run.entries;
@@ -243,7 +260,7 @@ void write_serial(const WriteParams& p, const std::vector<Row>& rows, Tally& tal
     hashes.resize(static_cast<std::size_t>(some.back().end - first));
     run_side_by_side(p, some, hashes.data());
     for (const Row& row : some) {
-      walk_row(p, row, KnownChain{hashes.data(), first}, tally, no_bytes, stamp);
+      walk_row(p, row, KnownChain<std::uint64_t>{hashes.data(), first}, tally, no_bytes, stamp);
     }
   }
 }
@@ -273,7 +290,7 @@ void write_parallel(const WriteParams& p, const std::vector<Row>& rows, int thre
   parallel_for(threads, num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const auto at = static_cast<std::size_t>(r);
-      walk_row(p, rows[at], RunningChain{rows[at].chain}, tallies[at], folded, stamp);
+      walk_row(p, rows[at], tallies[at], folded, stamp);
     }
   });
   const std::int64_t part = p.context.num_slots / threads + 1;
@@ -300,6 +317,25 @@ void run_write(const WriteParams& p, int threads) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> chain_hashes(std::optional<std::int64_t> before,
+                                         std::span<const std::int64_t> tokens,
+                                         std::span<const std::int64_t> positions,
+                                         std::span<std::int64_t> hashes) {
+  const auto require_length = [&](const char* name, std::size_t got) {
+    if (got == tokens.size()) return;
+    raise(errors::Page::canary_wrong_length,
+          {{"name", name}, {"want", std::to_string(tokens.size())}, {"got", std::to_string(got)}});
+  };
+  require_length("positions", positions.size());
+  require_length("hashes", hashes.size());
+  RunningChain chain{before ? u64(*before) : hash::kAnchorHash};
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    hashes[i] = i64(chain.hash);
+    chain.add(u64(tokens[i]), u64(positions[i]));
+  }
+  return tokens.empty() ? before : i64(chain.hash);
+}
 
 void write(const VerifyOrWriteContext& context, const WritePlan& plan, const WriteInput& input,
            Stream stream, int threads) {

@@ -13,25 +13,29 @@ __device__ __forceinline__ void cp_async_16(std::uint32_t dst, const void* src, 
                : "memory");
 }
 
-/// 4, 8 or 16 bytes, both sides aligned to that. 16 go past L1, and bring 256 bytes into L2:
-/// whoever copies rows of memory comes for the rest next, and then finds it there.
+/// 4, 8 or 16 bytes, both sides aligned to that.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(std::uint32_t dst, const void* src) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(kBytes)
                  : "memory");
   }
 }
 
-/// The same of the first `n` bytes, and zeros after them.
+/// 16 bytes of a row of which the rest is copied next: brings the 256 bytes around them into L2.
+__device__ __forceinline__ void cp_async_of_row(std::uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(dst), "l"(src)
+               : "memory");
+}
+
+/// The first n <= kBytes bytes, and zeros after them. Only where there are less: a warp whose
+/// copies may be short asks L2 for each two lanes' 32 bytes apart.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(n)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(kBytes),

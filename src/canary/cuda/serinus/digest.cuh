@@ -71,22 +71,37 @@ __device__ inline void init_digest(DigestScratch<kDepth>& s) {
   }
 }
 
-/// Begins to copy the first 16 of n > 0 bytes to shared memory, zeros where there are less.
+/// Begins to copy the first kBytes of n bytes to shared memory, zeros where there are less.
+template <int kBytes>
+__device__ __forceinline__ void copy_word(std::uint32_t to, const std::uint8_t* at, int n) {
+  if (n >= kBytes) {
+    gpu::ptx::cp_async<kBytes>(to, at);
+  } else {
+    gpu::ptx::cp_async_zfill<kBytes>(to, at, max(n, 0));
+  }
+}
+/// The same of 16 of n > 0 bytes, at any alignment.
 __device__ __forceinline__ void copy_vector(std::uint32_t to, const std::uint8_t* at, int n,
                                             int alignment) {
   if (alignment == 16) {
-    gpu::ptx::cp_async_zfill<16>(to, at, min(n, 16));
+    copy_word<16>(to, at, n);
   } else if (alignment == 8) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 8)
-      gpu::ptx::cp_async_zfill<8>(to + i, at + i, min(max(n - i, 0), 8));
+    for (int i = 0; i < 16; i += 8) copy_word<8>(to + i, at + i, n - i);
   } else if (alignment == 4) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 4)
-      gpu::ptx::cp_async_zfill<4>(to + i, at + i, min(max(n - i, 0), 4));
+    for (int i = 0; i < 16; i += 4) copy_word<4>(to + i, at + i, n - i);
   } else {
 #pragma unroll 4
     for (int i = 0; i < 16; ++i) gpu::ptx::store_shared_u8(to + i, i < n ? __ldcg(at + i) : 0);
+  }
+}
+/// Of 16-byte aligned rows.
+__device__ __forceinline__ void copy_of_row(std::uint32_t to, const std::uint8_t* at, int n) {
+  if (n >= kVector) {
+    gpu::ptx::cp_async_of_row(to, at);
+  } else if (n > 0) {
+    gpu::ptx::cp_async_zfill<kVector>(to, at, n);
   }
 }
 
@@ -173,10 +188,7 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
       if (open.alignment == 16) {
 #pragma unroll
         for (int v = 0; v < kWide; ++v) {
-          if (n > v * kOctetBytes) {
-            gpu::ptx::cp_async_zfill<16>(to + v * kLayer, at + v * kOctetBytes,
-                                         min(n - v * kOctetBytes, kVector));
-          }
+          copy_of_row(to + v * kLayer, at + v * kOctetBytes, n - v * kOctetBytes);
         }
       } else {
 #pragma unroll 1
@@ -308,15 +320,11 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const auto load = [&](std::uint32_t to) {
     if (ask < p.num_pieces) {
       if (together && open.alignment == 16) {
-        const int n = min(ask_left - vector * kVector, kVector);
-        if (n > 0) {
 #pragma unroll
-          for (int i = 0; i < kCopies; ++i) {
-            gpu::ptx::cp_async_zfill<16>(to + copied_to(i), rows[i], n);
-          }
+        for (int i = 0; i < kCopies; ++i) {
+          copy_of_row(to + copied_to(i), rows[i], ask_left - vector * kVector);
+          rows[i] += kRow;
         }
-#pragma unroll
-        for (int i = 0; i < kCopies; ++i) rows[i] += kRow;
       } else if (together) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {

@@ -22,7 +22,7 @@ inline constexpr int kFoldBytes = kStages * kStageBytes;  ///< of shared memory 
 __device__ __forceinline__ void stage_vector(std::uint32_t to, const std::uint8_t* from,
                                              int alignment) {
   if (alignment >= 16) {
-    gpu::ptx::cp_async<16>(to, from);
+    gpu::ptx::cp_async_of_row(to, from);
   } else if (alignment >= 4) {
 #pragma unroll
     for (int b = 0; b < 16; b += 4) gpu::ptx::cp_async<4>(to + b, from + b);

@@ -118,6 +118,28 @@ class Turn {
   unsigned* next_;
 };
 
+/// In the place of walk_row() where the chain is known: brings it, batch by batch.
+__device__ void bring_row(const WriteParams& p, const WriteRow& row, Batch* batches) {
+  int helper = 0;
+  for (std::int64_t base = row.begin; base < row.end; base += Batch::kEntries) {
+    Batch& batch = batches[helper];
+    std::uint64_t hashes[Batch::kParts] = {};
+#pragma unroll
+    for (int part = 0; part < Batch::kParts; ++part) {
+      const std::int64_t i = base + part * kWarp + lane_id();
+      if (i < row.end) hashes[part] = u64(p.chain_hashes[i]);
+    }
+    meet(ready(helper));
+#pragma unroll
+    for (int part = 0; part < Batch::kParts; ++part) {
+      batch.z[part * kWarp + lane_id()] = with_hash(hashes[part]);
+    }
+    __syncwarp();
+    meet(walked(helper));
+    helper = helper + 1 == kHelpers ? 0 : helper + 1;
+  }
+}
+
 /// Walks the chain of a row, batch by batch.
 __device__ void walk_row(const WriteParams& p, const WriteRow& row, Batch* batches, int alignment) {
   std::uint64_t z = with_hash(hash::kAnchorHash);
@@ -291,7 +313,9 @@ __device__ void chain_rows(const WriteParams& p, std::int64_t rows, std::int64_t
     const WriteRow row = write_row(p, r);
     if (threadIdx.x == 0 && row.was_cut) ++out_of_range;
     if (row.end <= row.begin) continue;  // and where that is, may be anywhere
-    if (warp == 0) {
+    if (warp == 0 && p.chain_hashes != nullptr) {
+      bring_row(p, row, batches);
+    } else if (warp == 0) {
       walk_row(p, row, batches, alignment);
     } else {
       help_row(p, row, warp - 1, first, Turn(turns), batches[warp - 1], zeros[warp - 1], alignment,

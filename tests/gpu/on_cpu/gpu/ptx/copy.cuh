@@ -16,6 +16,13 @@ void cp_async_zfill(std::uint32_t dst, const void* src, int n) {
   std::memset(to, 0, kBytes);
   std::memcpy(to, src, static_cast<std::size_t>(n));
 }
+template <int kBytes>
+void cp_async(std::uint32_t dst, const void* src) {
+  cp_async_zfill<kBytes>(dst, src, kBytes);
+}
+inline void cp_async_of_row(std::uint32_t dst, const void* src) {
+  cp_async<16>(dst, src);
+}
 inline void cp_async_commit() {}
 template <int kPending>
 void cp_async_wait() {}
