@@ -22,6 +22,13 @@ __device__ __forceinline__ void follow_previous_grid() {
   wait_for_previous_grid();
 }
 
+/// What another CTA made known, and all that it stored before.
+__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
+  unsigned v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 /// As much as the launch asked for.
 __device__ __forceinline__ uint4* dynamic_shared() {
   extern __shared__ uint4 shared_memory[];

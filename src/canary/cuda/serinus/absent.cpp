@@ -29,6 +29,11 @@ void launch_next_step(const RingParams&, Device, Stream) {}
 void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}
 void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest*, Device, Stream) {
 }
+bool fits_step(const BatchParams&, const StepWork&) {
+  return false;
+}
+void launch_step(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
+                 const StepWork&, Device, Stream) {}
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
                   Device, Stream) {}
 

@@ -554,12 +554,16 @@ void CudaBackend::run_stamp(const std::vector<int>& pools, const DeviceBatch& ba
 }
 
 void CudaBackend::run_tail(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream) {
-  const TensorView w = workspace(stream, batch.rows.shape[0], 0, 0);
-  for (const int pool : pools) {
-    verify(at(pool).view, ring_, batch,
-           {Moment::tail, options_.verify, records_a_moment(at(pool).view.slot_bytes)}, w, stream);
+  const TensorView w = workspace(stream, batch.rows.shape[0], batch.out_cache_loc.shape[0], 0);
+  // The sweep goes along, and the step's end, where no pool is left out.
+  swept_ = pools;
+  counted_ = pools.size() == pools_.size() - detached_.size();
+  for (std::size_t i = 0; i < pools.size(); ++i) {
+    const Pool& p = at(pools[i]);
+    cuda::end_step(
+        p.view, ring_, batch, {Moment::tail, options_.verify, records_a_moment(p.view.slot_bytes)},
+        records_a_sweep(p.view.slot_bytes), counted_ && i + 1 == pools.size(), w, stream);
   }
-  run_stamp(pools, batch, stream);
 }
 
 std::vector<CudaBackend::Cells> CudaBackend::take_due(int pool, const Batch* batch) {
@@ -720,12 +724,16 @@ void CudaBackend::sweep(Stream stream) {
     if (!is_attached(i)) continue;
     const Pool& p = at(i);
     const std::int64_t budget = records_a_sweep(p.view.slot_bytes);
-    cuda::sweep(p.view, ring_, budget, workspace(stream, 0, 0, budget), stream);
+    if (std::ranges::find(swept_, i) == swept_.end()) {
+      cuda::sweep(p.view, ring_, budget, workspace(stream, 0, 0, budget), stream);
+    }
     stats.live_slots += p.num_live;
     stats.sweep_bound_steps =
         std::max(stats.sweep_bound_steps, (p.num_live + budget - 1) / budget + 1);
   }
-  next_step(ring_, stream);
+  if (!counted_) next_step(ring_, stream);
+  swept_.clear();
+  counted_ = false;
 }
 
 void CudaBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::int64_t begin,

@@ -138,6 +138,9 @@ class CudaBackend final : public Backend {
   std::map<std::pair<void*, std::uint64_t>, gpu::Memory> workspaces_;  // by stream and capture
   std::deque<gpu::Memory> outgrown_;                                   // may be in use by a graph
   std::vector<std::byte> scratch_;
+  // What of the sweep went with the tail before it.
+  std::vector<int> swept_;
+  bool counted_ = false;
   gpu::OwnStream own_;
   gpu::Event announced_at_;
   void* announced_in_ = nullptr;

@@ -47,16 +47,16 @@ __device__ __forceinline__ void note_bytes(ByteScratch<kDepth>& scratch, int row
   scratch.stored[warp][row] = stored;
 }
 
-/// Hashes what was noted, and compares. All threads of the tile call it.
-template <Depth kDepth>
-__device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingParams& ring,
-                                              const TileShape& shape, ByteScratch<kDepth>& scratch,
-                                              Moment moment, const Owner& request,
-                                              const std::int64_t& row, TileCounts& counts) {
+/// Compares what was noted with what was hashed. `before_report` is called before anything is
+/// said. All lanes that speak call it.
+template <Depth kDepth, class BeforeReport>
+__device__ __forceinline__ void compare_digests(const PoolParams& p, const RingParams& ring,
+                                                const TileShape& shape,
+                                                const ByteScratch<kDepth>& scratch, Moment moment,
+                                                const Owner& request, const std::int64_t& row,
+                                                TileCounts& counts,
+                                                const BeforeReport& before_report) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  __syncwarp();
-  digest_tile<kDepth>(p, shape, scratch.digest);
-  tile_barrier(shape);
   int compared = 0;
   for (int i = lane_id(); i < shape.rows && speaks(shape); i += kWarp) {
     const std::int32_t slot = scratch.digest.slots[warp][i];
@@ -66,6 +66,7 @@ __device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingPar
     const std::uint64_t stored = scratch.stored[warp][i];
     // Another record by now: another stream began a new life of the slot meanwhile.
     if (now == stored || load_record(p, slot).kv_digest != stored) continue;
+    before_report();
     const LedgerEntry e = p.ledger[slot];
     const Sighting to = sight(ring, p, slot, e.generation, Reason::kv_bytes, moment, now);
     if (!to) continue;
@@ -75,6 +76,18 @@ __device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingPar
     to->expected_position = std::int64_t{e.written} - 1;
   }
   if (compared != 0) atomicAdd(&counts.compared, compared);
+}
+
+/// Hashes what was noted, and compares. All threads of the tile call it.
+template <Depth kDepth>
+__device__ __forceinline__ void compare_bytes(const PoolParams& p, const RingParams& ring,
+                                              const TileShape& shape, ByteScratch<kDepth>& scratch,
+                                              Moment moment, const Owner& request,
+                                              const std::int64_t& row, TileCounts& counts) {
+  __syncwarp();
+  digest_tile<kDepth>(p, shape, scratch.digest);
+  tile_barrier(shape);
+  compare_digests(p, ring, shape, scratch, moment, request, row, counts, [] {});
   tile_barrier(shape);
 }
 

@@ -31,11 +31,16 @@ __device__ inline Range prefix_range(const PoolParams& p, const BatchParams& b, 
   return {first_cell(p, end), end};
 }
 
+/// Where the rolling part of a row stands.
+__device__ __forceinline__ RowCursor cursor_of(const PoolParams& p, std::int64_t row) {
+  return row >= 0 && row < p.num_rows ? p.cursors[row] : RowCursor{};
+}
+
 /// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells
 /// its share by length, at least one, from where it stopped the last time, in up to two pieces.
 /// `total` cells have all requests together.
 __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
-                               std::int64_t records, std::uint64_t total) {
+                               std::int64_t records, std::uint64_t total, RowCursor cursor) {
   Plan plan;
   const std::int64_t row = b.rows[r];
   if (row == 0 || !has_row(b.table, row)) return plan;
@@ -65,8 +70,6 @@ __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::i
                                         (static_cast<double>(wanted) / static_cast<double>(total)));
   }
   if (n < 1) n = 1;
-  RowCursor cursor;
-  if (row < p.num_rows) cursor = p.cursors[row];
   if (cursor.owner != b.owners[r] || cursor.cell < all.begin || cursor.cell >= all.end) {
     cursor.cell = all.begin;
   }
@@ -81,6 +84,10 @@ __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::i
   plan.next = cursor;
   plan.rolls = row < p.num_rows;
   return plan;
+}
+__device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
+                               std::int64_t records, std::uint64_t total) {
+  return plan_of(p, b, r, records, total, records != 0 ? cursor_of(p, b.rows[r]) : RowCursor{});
 }
 
 /// Rows, lengths and due cells that leave the table: reported once, by one CTA.
@@ -131,6 +138,19 @@ __device__ __forceinline__ bool is_readers(const Walk& walk, std::int64_t cell, 
   if (r.owner == walk.owner) return true;
   const Right by = walk.right(cell);
   return by.attached && !newer(r.generation, by.epoch);
+}
+
+/// A cell that no record can lie about without being found: the CPU's fast path asks the same.
+/// `cell` < 2^31; `token` < 0 is not known.
+__device__ __forceinline__ bool is_plainly_sound(const Walk& walk, std::int64_t cell,
+                                                 const Record& r, std::uint32_t mark,
+                                                 std::uint64_t chain_before, std::int64_t token) {
+  bool sound = r.position == static_cast<std::uint32_t>(cell) && r.chain != 0;
+  // chain_value() but for its last step, which changes five of 2^61 values: those are judged.
+  sound &=
+      hash::fold(hash::chain_step(chain_before, hash::token_term(r.token, r.position))) == r.chain;
+  sound &= token < 0 || r.token == static_cast<std::uint32_t>(token);
+  return sound && is_readers(walk, cell, r, mark);
 }
 
 /// Looks at the cells [begin, end), kGroups * 32 at most, and returns the groups (a bit each) that
@@ -193,7 +213,6 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const int i = g * kWarp + cell_of(lane);
-    const auto position = static_cast<std::uint32_t>(begin) + static_cast<std::uint32_t>(i);
     // Each lane of a pair has half of what the other wants.
     const uint4 sent = odd ? first[g] : second[g];
     uint4 got;
@@ -213,14 +232,8 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
         shuffle(lane == kWarp - 1 ? chain_before : r.chain, lane_before(lane));
     chain_before = r.chain;
     const bool inside = i < n;
-    bool sound = r.position == position && r.chain != 0;
-    // chain_value() but for its last step, which changes five of 2^61 values: those are judged.
-    sound &= hash::fold(hash::chain_step(before, hash::token_term(r.token, r.position))) == r.chain;
-    if (walk.told != nullptr && inside) {
-      const std::int64_t token = walk.token(begin + i);
-      sound &= token < 0 || r.token == static_cast<std::uint32_t>(token);
-    }
-    sound = sound && is_readers(walk, begin + i, r, mark[g]);
+    const std::int64_t token = inside ? walk.token(begin + i) : -1;
+    const bool sound = is_plainly_sound(walk, begin + i, r, mark[g], before, token);
     if constexpr (kDepth != Depth::none) {
       note_bytes(scratch, i, inside ? slot[g] : -1, r.kv_digest);
     }

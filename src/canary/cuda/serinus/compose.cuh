@@ -255,4 +255,21 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
                stage + warp * kOfWarp * 2);
 }
 
+/// What another CTA of the launch composed.
+__device__ __forceinline__ StampedToken load_composed(const StampedToken* at) {
+  const auto* const from = reinterpret_cast<const ulonglong2*>(at);
+  const ulonglong2 where = __ldcg(from);
+  const ulonglong2 rest = __ldcg(from + 1);
+  StampedToken token;
+  token.chain = where.x;
+  token.cell = static_cast<std::int64_t>(where.y);
+  token.prev = static_cast<std::int32_t>(rest.x);
+  token.request = static_cast<std::int32_t>(rest.x >> 32);
+  return token;
+}
+/// The chain after a token of the first tile: nothing was before.
+__device__ __forceinline__ std::uint64_t chain_alone(const StampedToken& token) {
+  return hash::canonical(token.chain);
+}
+
 }  // namespace serinus::canary::cuda

@@ -23,6 +23,11 @@ struct alignas(16) Piece {
 };
 static_assert(sizeof(Piece) == 48);
 
+/// CTAs of whole steps that are done, by what they do. They only grow, modulo 2^32.
+struct StepDone {
+  std::uint32_t checks = 0, composed = 0, stamps = 0;
+};
+
 /// Words of a pool's state that the kernels of a stream hand on.
 struct PoolWords {
   std::int64_t sweep_cursor = 0;
@@ -32,6 +37,10 @@ struct PoolWords {
   std::uint32_t plans_read = 0;   ///< CTAs of a launch that have read the cursors
   std::uint32_t sweeps_done = 0;  ///< CTAs of a sweep that are done
   std::uint32_t stamps_done = 0;  ///< likewise, of a stamp
+  // Of step.cu.
+  std::uint64_t arrivals = 0;  ///< CTAs of a launch that have read what the launch moves
+  StepDone done;               ///< in all launches
+  StepDone done_before;        ///< in those before the present one
 };
 
 /// Where the rolling verification of a request row stands.
@@ -96,6 +105,7 @@ struct RingParams {
   RingRow* rows = nullptr;
   std::uint64_t mask = 0;  ///< rows - 1: a power of two, twice the capacity or more
   std::uint64_t capacity = 0;
+  const std::uint64_t* step = nullptr;  ///< that faults are reported in; null: the header's
 };
 
 /// An int32 table [rows, width], rows `stride` elements apart.
@@ -196,13 +206,29 @@ void launch_clear_ring(const RingParams&, Device, Stream);
 void launch_next_step(const RingParams&, Device, Stream);
 void launch_recycle_ring(const RingParams&, std::uint64_t number, Device, Stream);
 
-// stamp_tree.cu: the first half of launch_stamp() where the batch has parents, on the current device
+// stamp_tree.cu: the first half of launch_stamp() where the batch has parents, on the current
+// device
 void launch_compose_tree(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
                          Stream);
 
 // ranks.cu
 void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest* to, Device,
                             Stream);
+
+// step.cu
+/// What one launch does of a step, for batches of which every CTA can find out at once what is due.
+struct StepWork {
+  Moment moment = Moment::head;
+  std::int64_t records = 1;  ///< of the rolling check
+  // After the tail:
+  bool stamps = false;
+  std::int64_t sweep_slots = 0;  ///< the next live ones; 0: none
+  bool ends_step = false;
+};
+bool fits_step(const BatchParams&, const StepWork&);
+/// As launch_verify(), launch_stamp(), launch_sweep() and launch_next_step(), one after another.
+void launch_step(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,
+                 const StepWork&, Device, Stream);
 
 // stamp.cu
 void launch_stamp(const PoolParams&, const RingParams&, const BatchParams&, const Workspace&,

@@ -473,7 +473,36 @@ void verify(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& b
     records = std::max<std::int64_t>(options.records, 1);
     if (b.due == nullptr) cells = std::min(cells, records + b.num_requests);
   }
-  launch_verify(p, r, b, options.moment, records, cells, device, stream);
+  const StepWork work{.moment = options.moment, .records = records};
+  if (fits_step(b, work)) {
+    launch_step(p, r, b, {}, work, device, stream);
+  } else {
+    launch_verify(p, r, b, options.moment, records, cells, device, stream);
+  }
+}
+
+void end_step(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
+              const VerifyOptions& options, std::int64_t sweep_slots, bool counts,
+              const TensorView& workspace, Stream stream) {
+  const BatchParams b = params(batch, device_of(pool));
+  StepWork work{.moment = options.moment,
+                .records = std::max<std::int64_t>(options.records, 1),
+                .stamps = b.num_tokens > 0,
+                .sweep_slots = std::clamp<std::int64_t>(sweep_slots, 1, pool.num_slots),
+                .ends_step = counts};
+  if (options.policy != VerifyPolicy::rolling || !fits_step(b, work)) {
+    verify(pool, ring, batch, options, workspace, stream);
+    stamp(pool, ring, batch, workspace, stream);
+    sweep(pool, ring, sweep_slots, workspace, stream);
+    if (counts) next_step(ring, stream);
+    return;
+  }
+  const PoolParams p = params(pool, "canary end_step");
+  const Device device = device_of(pool);
+  check_memory("workspace", workspace, workspace_bytes(0, b.num_tokens, 0), device);
+  Layout layout(workspace.as<std::uint8_t>());
+  launch_step(p, params(ring, device), b, place_workspace(layout, b.num_tokens), work, device,
+              stream);
 }
 
 void verify_slots(const DevicePool& pool, const DeviceRing& ring, const TensorView& slots,

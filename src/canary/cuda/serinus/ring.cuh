@@ -110,7 +110,7 @@ __device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolPara
     if (found != 0 && found != key) continue;
     atomicOr(&row.reasons, static_cast<std::uint32_t>(reasons));
     add(row.count, 1);
-    const std::uint64_t step = h.counts.steps;
+    const std::uint64_t step = ring.step != nullptr ? *ring.step : h.counts.steps;
     row.last_step = step;
     if (expected_digest != 0) row.expected_digest = expected_digest;
     if (found == key) return {};

@@ -20,17 +20,21 @@ __device__ inline bool is_settling(const PoolParams& p, std::int64_t slot, const
          generation != entry.generation || written != entry.written;
 }
 
-/// Checks one slot, as a sweep does; true if its bytes are to be compared.
-__device__ inline bool check_slot(const PoolParams& p, const RingParams& ring, Moment moment,
-                                  std::int64_t slot, bool tells, std::uint64_t& stored,
-                                  TileCounts& counts) {
-  if (!has(p, slot)) {
-    if (tells) report_out_of_range(ring, p, slot, moment, 0, -1, -1);
-    return false;
-  }
-  const LedgerEntry e = p.ledger[slot];
-  const Record r = load_record(p, slot);
-  const std::uint32_t seal = __ldcg(p.seals + slot);
+/// What is to be seen of a slot of the pool.
+struct SlotView {
+  LedgerEntry entry;
+  Record record;
+  std::uint32_t seal = 0;
+};
+__device__ __forceinline__ SlotView view_slot(const PoolParams& p, std::int64_t slot) {
+  return {p.ledger[slot], load_record(p, slot), __ldcg(p.seals + slot)};
+}
+
+/// Checks a slot of the pool by what was seen of it; true if its bytes are to be compared.
+__device__ inline bool check_view(const PoolParams& p, const RingParams& ring, Moment moment,
+                                  std::int64_t slot, const SlotView& view, bool tells,
+                                  std::uint64_t& stored, TileCounts& counts) {
+  const auto& [e, r, seal] = view;
   if (e.written == 0) {
     if (tells) atomicAdd(&counts.empty, 1);
     return false;
@@ -61,6 +65,17 @@ __device__ inline bool check_slot(const PoolParams& p, const RingParams& ring, M
     }
   }
   return true;
+}
+
+/// Checks one slot, as a sweep does; true if its bytes are to be compared.
+__device__ inline bool check_slot(const PoolParams& p, const RingParams& ring, Moment moment,
+                                  std::int64_t slot, bool tells, std::uint64_t& stored,
+                                  TileCounts& counts) {
+  if (has(p, slot)) {
+    return check_view(p, ring, moment, slot, view_slot(p, slot), tells, stored, counts);
+  }
+  if (tells) report_out_of_range(ring, p, slot, moment, 0, -1, -1);
+  return false;
 }
 
 inline constexpr int kFinderChunks = 4;  ///< chunks of a thread

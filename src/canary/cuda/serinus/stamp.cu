@@ -154,20 +154,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (!is_last) return;
   __threadfence();
   for (std::int64_t j = t; j < b.num_tokens; j += kThreads) {
-    const auto* const from = reinterpret_cast<const ulonglong2*>(w.tokens + j);
-    const ulonglong2 where = __ldcg(from);
-    const ulonglong2 rest = __ldcg(from + 1);
-    StampedToken token;
-    token.chain = where.x;
-    token.cell = static_cast<std::int64_t>(where.y);
-    token.prev = static_cast<std::int32_t>(rest.x);
-    token.request = static_cast<std::int32_t>(rest.x >> 32);
+    const StampedToken token = load_composed(w.tokens + j);
     if (token.request < 0) continue;
     const std::int64_t slot = stamped_slot(p, b.locations[j]);
     if (slot <= 0) continue;
     atomicAdd(&stamps, 1);
     // Nothing was before the tile.
-    store_token(p, ring, b, j, token, slot, hash::canonical(token.chain),
+    store_token(p, ring, b, j, token, slot, chain_alone(token),
                 kDepth == Depth::none ? 0 : __ldcg(w.digests + j));
   }
   __syncthreads();

@@ -8,6 +8,9 @@ namespace serinus::gpu::ptx {
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_begin() {}
 inline void follow_previous_grid() {}
+inline unsigned load_acquire(const unsigned* p) {
+  return *p;
+}
 inline uint4* dynamic_shared() {
   static uint4 memory[1 << 14];  // more than any launch asks for
   return memory;
