@@ -31,23 +31,30 @@ struct Shape {
   std::size_t shared_bytes = 0;
 };
 
+/// What launch() and launch_following() share; they differ in the attribute.
 template <class... Args>
-void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Stream stream,
-            const Args&... args) {
+void launch_with(cudaLaunchAttribute attribute, const char* what, void (*kernel)(Args...),
+                 const Shape& shape, Stream stream, const Args&... args) {
   // More than 48 KB of shared memory must be asked for; asking again costs no driver call.
   check_launch(what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shape.shared_bytes)));
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &cluster;
+  config.attrs = &attribute;
   config.numAttrs = 1;
   check_launch(what, cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+template <class... Args>
+void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Stream stream,
+            const Args&... args) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {shape.cluster, 1, 1};
+  launch_with(cluster, what, kernel, shape, stream, args...);
 }
 
 }  // namespace serinus::gpu
