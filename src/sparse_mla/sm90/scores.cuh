@@ -16,7 +16,7 @@
 #include "gpu/ptx/shared.cuh"
 #include "gpu/ptx/sync.cuh"
 #include "gpu/ptx/wgmma.cuh"
-#include "sparse_mla/sm90/row_end.cuh"
+#include "sparse_mla/sm90/scale.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
 #ifndef S1
@@ -27,14 +27,12 @@
 namespace serinus::sparse_mla::sm90 {
 
 template <class C>
-struct Scores {
+struct Scores : Scale {
   using Header = typename C::Header;
 
   const KernelParams& k;
   const Places<C> at;
   const std::uint32_t warp, lane;
-  float signed_scale;  // of a score, to a logit in units of log 2
-  float slack;         // of a score over the reference
 
   Ring<C::kStages> ring;  // the next block
   Ring<C::kWeightSlots> slot;
@@ -50,15 +48,12 @@ struct Scores {
 
   __device__ __forceinline__ Scores(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
-      : k(params), at(places), warp(__shfl_sync(~0u, thread / 32, 0)), lane(threadIdx.x % 32) {
-    const float s = k.p.sm_scale * *k.p.q_scale * *k.p.kv_scale * kLog2e;
-    // Not 0, which would make NaN of the -inf of a masked score; this is 0 for every real score.
-    signed_scale = copysignf(fmaxf(fabsf(s), 1e-37f), s);
-    slack = kSlack / scale();
-  }
+      : Scale(params.p),
+        k(params),
+        at(places),
+        warp(__shfl_sync(~0u, thread / 32, 0)),
+        lane(threadIdx.x % 32) {}
 
-  /// Scores change their sign first, if the scale is negative.
-  __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
   __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
 
   __device__ __forceinline__ void load_queries() {

@@ -15,13 +15,13 @@
 #include "gpu/ptx/shared.cuh"
 #include "gpu/ptx/sync.cuh"
 #include "gpu/ptx/wgmma.cuh"
-#include "sparse_mla/sm90/row_end.cuh"
+#include "sparse_mla/sm90/scale.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
 namespace serinus::sparse_mla::sm90 {
 
 template <class C>
-struct ScoresOfFew {
+struct ScoresOfFew : Scale {
   static constexpr int kHeads = C::kHeads;
   static constexpr int kOwn = kHeads / 4;  // heads of a thread, number 2 j + e
   using Header = typename C::Header;
@@ -29,8 +29,6 @@ struct ScoresOfFew {
   const KernelParams& k;
   const Places<C> at;
   const std::uint32_t warp, lane;
-  float signed_scale;  // of a score, to a logit in units of log 2
-  float slack;         // of a score over the reference
 
   Ring<C::kStages> ring;  // the next block
   Ring<C::kQuerySlots> queries;
@@ -44,15 +42,12 @@ struct ScoresOfFew {
 
   __device__ __forceinline__ ScoresOfFew(const KernelParams& params, Places<C> places,
                                          std::uint32_t thread)
-      : k(params), at(places), warp(__shfl_sync(~0u, thread / 32, 0)), lane(threadIdx.x % 32) {
-    const float s = k.p.sm_scale * *k.p.q_scale * *k.p.kv_scale * kLog2e;
-    // Not 0, which would make NaN of the -inf of a masked score; this is 0 for every real score.
-    signed_scale = copysignf(fmaxf(fabsf(s), 1e-37f), s);
-    slack = kSlack / scale();
-  }
+      : Scale(params.p),
+        k(params),
+        at(places),
+        warp(__shfl_sync(~0u, thread / 32, 0)),
+        lane(threadIdx.x % 32) {}
 
-  /// Scores change their sign first, if the scale is negative.
-  __device__ __forceinline__ float scale() const { return fabsf(signed_scale); }
   /// Number i of this thread's heads.
   __device__ __forceinline__ std::uint32_t head(int i) const {
     return i / 2 * 8 + lane % 4 * 2 + i % 2;
