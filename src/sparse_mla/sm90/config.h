@@ -14,18 +14,15 @@ namespace serinus::sparse_mla::sm90 {
 
 inline constexpr int kWideTile = 64 * 128;
 
-/// What comes with a tile of weights, per head. Of 64 heads every scoring warp has 16 for itself,
-/// and a tile comes in two halves of 32 tokens; of fewer heads, all four warps have all of them,
-/// each for 16 rows of kv, and the tile comes whole.
+/// What comes with a tile of weights, per head. Of 64 heads every scoring warp has 16 for itself;
+/// of fewer, all four have all of them, each for 16 rows of kv.
 template <int kHeads>
 struct WeightsHeader {
   static constexpr int kParts = kHeads == 64 ? 1 : 4;  // that maxima and sums lie in, a warp's each
-  static constexpr int kHalves = kHeads == 64 ? 2 : 1;
-  // Of the sums so far, where `rescaled` of the head's warp is set.
-  float rescale[kHalves][kHeads];
+  float rescale[kHeads];  // of the sums so far, where `rescaled` of the head's warp is set
   // With a work item's last block: see RowEnd. `max` of part 0 then takes the factor of the output.
   float max[kParts][kHeads], sum[kParts][kHeads], reference[kHeads];
-  std::uint8_t rescaled[4 * kHalves], padding[16 - 4 * kHalves];  // by scoring warps
+  std::uint8_t rescaled[16];  // by scoring warps; 4 used
 };
 
 /// `kHeads`: of a work item, as many as the products have: 8, 16, 32 or 64.
@@ -63,17 +60,16 @@ struct Config {
   static constexpr int kMask = kHeaders + kWeightSlots * static_cast<int>(sizeof(Header));
   static constexpr int kExchange = kMask + kStages * 8;  // of block maxima: Header::max
   static constexpr int kBarriers = kExchange + (kFew ? 4 * kHeads * 4 : 0);
+  static constexpr int kShared = kBarriers + 2 * (kStages + kWeightSlots + kQuerySlots) * 8;
+  static_assert(kShared <= 227 * 1024 && kBarriers % 8 == 0);
 
   // Barriers by number. "full" is passed on by who fills, "free" by who has read.
   static constexpr int kBlockFull = 0;                       // [kStages] gather -> all others
   static constexpr int kBlockFree = kBlockFull + kStages;    // [kStages] all others -> gather
-  static constexpr int kWeightsFull = kBlockFree + kStages;  // [kWeightSlots kHalves] scores -> values
-  static constexpr int kWeightsFree = kWeightsFull + kWeightSlots * Header::kHalves;  // [kWeightSlots] and back
+  static constexpr int kWeightsFull = kBlockFree + kStages;  // [kWeightSlots] scores -> values
+  static constexpr int kWeightsFree = kWeightsFull + kWeightSlots;  // [kWeightSlots] and back
   static constexpr int kQueryFull = kWeightsFree + kWeightSlots;  // [kQuerySlots] gather -> scores
   static constexpr int kQueryFree = kQueryFull + kQuerySlots;     // [kQuerySlots] and back
-
-  static constexpr int kShared = kBarriers + (kQueryFree + kQuerySlots) * 8;
-  static_assert(kShared <= 227 * 1024 && kBarriers % 8 == 0);
 };
 
 }  // namespace serinus::sparse_mla::sm90

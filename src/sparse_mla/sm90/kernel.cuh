@@ -17,9 +17,8 @@ __device__ __forceinline__ void init_barriers(const Places<C>& at) {
     ptx::mbarrier_init(at.barrier(C::kBlockFull, i), 128 + kWarps);  // copies and masks
     ptx::mbarrier_init(at.barrier(C::kBlockFree, i), (1 + C::kValueGroups) * kWarps);
   }
-  for (int i = 0; i < C::kWeightSlots * C::Header::kHalves; ++i)
-    ptx::mbarrier_init(at.barrier(C::kWeightsFull, i), kWarps);
   for (int i = 0; i < C::kWeightSlots; ++i) {
+    ptx::mbarrier_init(at.barrier(C::kWeightsFull, i), kWarps);
     ptx::mbarrier_init(at.barrier(C::kWeightsFree, i), C::kValueGroups * kWarps);
   }
   for (int i = 0; i < C::kQuerySlots; ++i) {

@@ -19,11 +19,6 @@
 #include "sparse_mla/sm90/scale.cuh"
 #include "sparse_mla/sm90/work.cuh"
 
-#ifndef S1
-#define S1 18
-#define S2 18
-#define S3 18
-#endif
 namespace serinus::sparse_mla::sm90 {
 
 template <class C>
@@ -36,12 +31,13 @@ struct Scores : Scale {
 
   Ring<C::kStages> ring;  // the next block
   Ring<C::kWeightSlots> slot;
+  std::uint32_t slot_before = 0;
   std::uint32_t stage;  // of the block whose scores are due
 
   std::uint32_t item, left;  // blocks of the item from this one on
+  bool due = false;          // weights of the block before are to be passed on
   std::uint32_t q[2 * C::kChunks][4];
-  using Half = float[16];  // scores of 32 tokens
-  Half first, second;
+  float scores[32];
   float max[2];        // of this lane's scores
   float reference[2];  // of the row: what weights count from
   float sum[2];        // of this lane's weights, before rounding
@@ -78,27 +74,26 @@ struct Scores : Scale {
     return ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
   }
 
-  /// Part of a product: as many columns of Q and of 32 rows of K, by 32.
-  template <int kFrom, int kTo>
-  __device__ __forceinline__ void multiply(Half& scores, std::uint32_t rows) {
-    const ptx::MatrixDescriptor<128> columns(rows);
-#pragma unroll
-    for (int i = kFrom; i < kTo; ++i)
-      ptx::wgmma_k32(scores, q[i], columns.plus(i / 4 * kWideTile + i % 4 * 32), i > 0);
-    if constexpr (kTo == 2 * C::kChunks && kFrom < kTo) ptx::wgmma_commit();
-  }
-  __device__ __forceinline__ static void finish(Half& scores) {
-    ptx::wgmma_wait<0>();
-    ptx::pin(scores);
+  /// Scores the ring's next block.
+  __device__ __forceinline__ void start(bool is_there) {
+    if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+    // The copies that brought the block count as ordinary stores.
+    ptx::fence_proxy_async();
+    ptx::wgmma_fence();
+    for_columns<C>(at.block(ring.stage),
+                   [&](int i, auto block) { ptx::wgmma_k32(scores, q[i], block, i > 0); });
+    ptx::wgmma_commit();
+    stage = ring.stage;
+    ring.advance();
   }
 
   /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
   /// -inf.
-  __device__ __forceinline__ void bend(Half& scores, std::uint32_t mask) const {
+  __device__ __forceinline__ void bend(uint2 mask) {
     const float sign = copysignf(1.f, signed_scale);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      std::uint32_t bits = mask >> (j * 8 + lane % 4 * 2);
+    for (int j = 0; j < 8; ++j) {
+      std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
       asm volatile("" : "+r"(bits));  // one after another, for want of registers
 #pragma unroll
       for (int e = 0; e < 4; ++e)
@@ -107,14 +102,13 @@ struct Scores : Scale {
   }
 
   /// Moves the references where a score exceeds them by too much.
-  template <int kHalf>
-  __device__ __forceinline__ void settle_references(const Half& scores) {
+  __device__ __forceinline__ void settle_references() {
     float m[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       m[r] = fmaxf(scores[2 * r], scores[2 * r + 1]);
 #pragma unroll
-      for (int j = 1; j < 4; ++j)
+      for (int j = 1; j < 8; ++j)
         m[r] = fmaxf(m[r], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
       max[r] = fmaxf(max[r], m[r]);
     }
@@ -131,12 +125,11 @@ struct Scores : Scale {
           sum[r] *= factor;
         }
         if (lane % 4 == 0)
-          ptx::store_shared(
-              header + offsetof(Header, rescale) + (kHalf * 64 + row() + 8 * r) * 4, factor);
+          ptx::store_shared(header + offsetof(Header, rescale) + (row() + 8 * r) * 4, factor);
       }
     }
     if (ptx::elect_one())
-      ptx::store_shared_u8(header + offsetof(Header, rescaled) + kHalf * 4 + warp, move ? 1 : 0);
+      ptx::store_shared_u8(header + offsetof(Header, rescaled) + warp, move ? 1 : 0);
   }
   static __device__ __forceinline__ float max_of_four_lanes(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
@@ -147,23 +140,14 @@ struct Scores : Scale {
     return v + __shfl_xor_sync(~0u, v, 2);
   }
 
-  /// Scores of half a block to weights, into their tile: row by head, the order of tokens in a row
-  /// being that of values.cuh. Meanwhile the other half is scored; its products are started here
-  /// and there, since a warp that starts one waits until the tensor cores have room for it.
-  template <int kHalf>
-  __device__ __forceinline__ void weigh(Half& scores, std::uint32_t mask, Half& other,
-                                        std::uint32_t rows) {
-    constexpr int kAll = 2 * C::kChunks, kStart[] = {0, (S1 < kAll ? S1 : kAll), (S2 < kAll ? S2 : kAll), (S3 < kAll ? S3 : kAll), kAll};
-    ptx::wgmma_fence();
-    multiply<kStart[0], kStart[1]>(other, rows);
-    if (mask != ~0u || signed_scale < 0) [[unlikely]]
-      bend(scores, mask);
-    settle_references<kHalf>(scores);
-    multiply<kStart[1], kStart[2]>(other, rows);
+  /// Scores to weights, into their tile: row by head, the order of tokens in a row being that of
+  /// values.cuh.
+  __device__ __forceinline__ void weigh() {
     const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
                             kWeightShift - finite_max(reference[1]) * scale()};
-    std::uint32_t w[2][2];
-    const auto weigh_16 = [&](int u) {  // tokens
+    std::uint32_t w[2][4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {  // 16 tokens
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float x[4];
@@ -175,16 +159,12 @@ struct Scores : Scale {
         sum[r] += (x[0] + x[1]) + (x[2] + x[3]);
         w[r][u] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
       }
-    };
-    weigh_16(0);
-    multiply<kStart[2], kStart[3]>(other, rows);
-    weigh_16(1);
-    multiply<kStart[3], kStart[4]>(other, rows);
-    // Matrices of a store: 8 heads, the first and the second 16 tokens; the same of 8 heads more.
-    ptx::store_matrix_x4(
-        at.weights(slot.stage) +
-            in_tile(warp * 16 + lane / 16 * 8 + lane % 8, kHalf * 2 + lane / 8 % 2),
-        {w[0][0], w[0][1], w[1][0], w[1][1]});
+    }
+    // Matrix m of a store: tokens 16 m to 16 m + 15 of 8 heads.
+    const std::uint32_t place = at.weights(slot.stage) + in_tile(warp * 16 + lane % 8, lane / 8);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      ptx::store_matrix_x4(place + r * (8 * 64), {w[r][0], w[r][1], w[r][2], w[r][3]});
   }
 
   /// Passes on what is known of the rows of an item.
@@ -209,66 +189,61 @@ struct Scores : Scale {
     }
   }
 
-  /// Waits for the next block, maybe of the next item. False: there is none; then, for nobody, what
-  /// lies where it would is scored.
-  __device__ __forceinline__ bool next_block(bool is_there) {
+  /// Scores the next block, maybe of the next item. False: there is none; then, for nobody, what
+  /// lies where it would.
+  __device__ __forceinline__ bool start_next(bool is_there) {
     bool more = true;
     if (--left == 0) [[unlikely]] {
       item += gridDim.x;
       more = item < k.items;
-      if (more) begin_item();
-      is_there = !more;
+      if (more) {
+        left = range_of<C>(k, item).blocks;
+        load_queries();
+        is_there = false;
+      }
     }
-    wait_for_block(is_there);
+    start(is_there || !more);
     return more;
   }
-  __device__ __forceinline__ void begin_item() {
-    left = range_of<C>(k, item).blocks;
-    load_queries();
-  }
-  __device__ __forceinline__ void wait_for_block(bool is_there) {
-    if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-    // The copies that brought the block count as ordinary stores.
-    ptx::fence_proxy_async();
-    stage = ring.stage;
-    ring.advance();
-  }
-  __device__ __forceinline__ void pass_on(int half) const {
-    warp_arrives(at.barrier(C::kWeightsFull, slot.stage * 2 + half));
-  }
 
-  /// From scores to weights, one half of a block after the other; then the first half of the next
-  /// block is being scored. False: this was the last.
+  /// From scores to weights; then the next block is being scored. False: this was the last.
   __device__ __forceinline__ bool step() {
     const uint2 mask = ptx::load_shared_u32x2(at.mask(stage));
-    ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
-    finish(first);
-    weigh<0>(first, mask.x, second, at.block(stage) + 32 * 128);
-    pass_on(0);
-    const bool is_there = next_is_there(), last = left == 1;
-    finish(second);
-    warp_arrives(at.barrier(C::kBlockFree, stage));
-    const bool more = next_block(is_there);
-    weigh<1>(second, mask.y, first, at.block(stage));
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores);
+    // Only now, so that the sums of the block before have the tensor cores to themselves while this
+    // one is weighed.
+    if (due) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
+    due = true;
+    if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]]
+      bend(mask);
+    const std::uint32_t stage_now = stage;
+    const bool last = left == 1;
+    settle_references();
+    const bool is_there = next_is_there();
+    weigh();
+    const bool more = start_next(is_there);
+    warp_arrives(at.barrier(C::kBlockFree, stage_now));
     if (last) [[unlikely]] {
       end_rows();
       begin_rows();
     }
-    pass_on(1);
+    slot_before = slot.stage;
     slot.advance();
+    ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
     return more;
   }
 
   __device__ __forceinline__ void run() {
     item = blockIdx.x;
-    begin_item();
+    left = range_of<C>(k, item).blocks;
+    load_queries();
+    start(false);
     begin_rows();
-    wait_for_block(false);
-    ptx::wgmma_fence();
-    multiply<0, 2 * C::kChunks>(first, at.block(stage));
     while (step()) {
     }
     ptx::wgmma_wait<0>();
+    warp_arrives(at.barrier(C::kWeightsFull, slot_before));
   }
 };
 

@@ -92,11 +92,11 @@ struct Values {
   }
 
   /// Where references have moved, what is summed so far counts less.
-  __device__ __forceinline__ void rescale(int half) {
+  __device__ __forceinline__ void rescale() {
     // Of 64 heads, each flag speaks for 16; the first for all of few.
     constexpr int kFlags = C::kFew ? 1 : 4, kEights = kHeads / 8 / kFlags;
     const std::uint32_t moved =
-        ptx::load_shared_u32(at.header(slot.stage) + offsetof(Header, rescaled) + half * 4) &
+        ptx::load_shared_u32(at.header(slot.stage) + offsetof(Header, rescaled)) &
         (C::kFew ? 0xffu : ~0u);
     if (moved == 0) [[likely]]
       return;
@@ -105,7 +105,7 @@ struct Values {
       if ((moved >> (8 * flag) & 1) == 0) continue;
 #pragma unroll
       for (int j = kEights * flag; j < kEights * (flag + 1); ++j) {
-        const float2 f = factors(offsetof(Header, rescale) + half * (kHeads * 4), j);
+        const float2 f = factors(offsetof(Header, rescale), j);
 #pragma unroll
         for (auto& part : sums) {
           part[4 * j] *= f.x;
@@ -116,7 +116,7 @@ struct Values {
       }
     }
     if (has_heads() && (moved >> (8 * (tile / kEights)) & 1) != 0)
-      all_weights *= of_head(offsetof(Header, rescale) + half * (kHeads * 4));
+      all_weights *= of_head(offsetof(Header, rescale));
   }
 
   // ---- The denominator is the sum of what multiplies V: of the weights after rounding. A warp has
@@ -125,21 +125,12 @@ struct Values {
   __device__ __forceinline__ float of_head(int field) const {
     return ptx::load_shared_f32(at.header(slot.stage) + field + (tile * 8 + opaque_lane() / 4) * 4);
   }
-  __device__ __forceinline__ void sum_weights(bool first, int half = 0) {
+  __device__ __forceinline__ void sum_weights(bool first) {
     if (!has_heads()) return;
-    __half2 s;
-    if constexpr (C::kFew) {
-      const uint4 w =
-          ptx::load_matrix_x4(at.weights(slot.stage) + in_tile(tile * 8 + lane % 8, lane / 8));
-      s = __hadd2(__hadd2(ptx::sum_e4m3(w.x), ptx::sum_e4m3(w.y)),
-                  __hadd2(ptx::sum_e4m3(w.z), ptx::sum_e4m3(w.w)));
-    } else {  // of 32 tokens
-      const std::uint32_t l = opaque_lane();
-      const uint2 w = ptx::load_shared_u32x2(
-          ((at.weights(slot.stage) + in_tile(tile * 8 + l / 4, l % 4 / 2) + l % 2 * 8)) ^
-          (half * 32));
-      s = __hadd2(ptx::sum_e4m3(w.x), ptx::sum_e4m3(w.y));
-    }
+    const uint4 w =
+        ptx::load_matrix_x4(at.weights(slot.stage) + in_tile(tile * 8 + lane % 8, lane / 8));
+    const __half2 s = __hadd2(__hadd2(ptx::sum_e4m3(w.x), ptx::sum_e4m3(w.y)),
+                              __hadd2(ptx::sum_e4m3(w.z), ptx::sum_e4m3(w.w)));
     const float block = __low2float(s) + __high2float(s);
     all_weights = first ? block : all_weights + block;
   }
@@ -149,7 +140,7 @@ struct Values {
     if (!has_heads()) return;
     all_weights += __shfl_xor_sync(~0u, all_weights, 1);
     all_weights += __shfl_xor_sync(~0u, all_weights, 2);
-    if (opaque_lane() % 4 != 0) return;
+    if (lane % 4 != 0) return;
     const std::uint32_t in_item = tile * 8 + opaque_lane() / 4, head = w.head + in_item;
     float max = of_head(offsetof(Header, max)), sum = of_head(offsetof(Header, sum));
 #pragma unroll
@@ -180,10 +171,9 @@ struct Values {
   }
   /// Waits for the weights of a block. They were stored by ordinary stores: the fence stands here
   /// rather than behind them, where nobody would have time for it.
-  __device__ __forceinline__ void wait_for_weights(bool first, int half = 0) {
-    ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage * Header::kHalves + half),
-                       slot.parity);
-    if (!first) rescale(half);
+  __device__ __forceinline__ void wait_for_weights(bool first) {
+    ptx::mbarrier_wait(at.barrier(C::kWeightsFull, slot.stage), slot.parity);
+    if (!first) rescale();
     ptx::fence_proxy_async();
   }
 
@@ -192,15 +182,13 @@ struct Values {
     Operand v;
     wait_for_block();
     load(0, v);
-    wait_for_weights(first, 0);
+    wait_for_weights(first);
     multiply(0, v, !first);
-    sum_weights(first, 0);
+    sum_weights(first);
     wait();
     load(1, v);
     free_block();
-    wait_for_weights(false, 1);
     multiply(1, v, true);
-    sum_weights(false, 1);
     wait();
   }
 
@@ -295,18 +283,16 @@ struct Values {
   __device__ __forceinline__ void run_of_many() {
     for (std::uint32_t at_item = blockIdx.x; at_item < k.items; at_item += gridDim.x) {
       const std::uint32_t blocks = range_of<C>(k, at_item).blocks;
+      const Heads w = heads_of<C>(k, at_item);
       // The queries are not for this warpgroup.
       wait_for_block();
       free_block();
-      bool first = true;
-#pragma unroll 1
-      for (std::uint32_t left = blocks;;) {
-        sum_block(first);
-        if (--left == 0) break;
-        first = false;
+      sum_block(true);
+      for (std::uint32_t left = blocks - 1; left > 0; --left) {
         free_weights();
+        sum_block(false);
       }
-      write(at_item, heads_of<C>(k, at_item));
+      write(at_item, w);
     }
   }
 };
