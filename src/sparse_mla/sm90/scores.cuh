@@ -69,14 +69,8 @@ struct Scores : Scale {
     ring.advance();
   }
 
-  /// Is the ring's next block there already? Asked early, since the answer takes its time.
-  __device__ __forceinline__ bool next_is_there() const {
-    return ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-  }
-
   /// Scores the ring's next block.
-  __device__ __forceinline__ void start(bool is_there) {
-    if (!is_there) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+  __device__ __forceinline__ void start() {
     // The copies that brought the block count as ordinary stores.
     ptx::fence_proxy_async();
     ptx::wgmma_fence();
@@ -106,10 +100,16 @@ struct Scores : Scale {
     float m[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      m[r] = fmaxf(scores[2 * r], scores[2 * r + 1]);
+      float tree[8];
 #pragma unroll
-      for (int j = 1; j < 8; ++j)
-        m[r] = fmaxf(m[r], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      for (int j = 0; j < 8; ++j)
+        tree[j] = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
+#pragma unroll
+      for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+        for (int j = 0; j < half; ++j) tree[j] = fmaxf(tree[j], tree[j + half]);
+      }
+      m[r] = tree[0];
       max[r] = fmaxf(max[r], m[r]);
     }
     const std::uint32_t header = at.header(slot.stage);
@@ -128,7 +128,7 @@ struct Scores : Scale {
           ptx::store_shared(header + offsetof(Header, rescale) + (row() + 8 * r) * 4, factor);
       }
     }
-    if (ptx::elect_one())
+    if (lane == 0)
       ptx::store_shared_u8(header + offsetof(Header, rescaled) + warp, move ? 1 : 0);
   }
   static __device__ __forceinline__ float max_of_four_lanes(float v) {
@@ -140,24 +140,27 @@ struct Scores : Scale {
     return v + __shfl_xor_sync(~0u, v, 2);
   }
 
-  /// Scores to weights, into their tile: row by head, the order of tokens in a row being that of
-  /// values.cuh.
-  __device__ __forceinline__ void weigh() {
+  /// Scores to weights before rounding, in place. Nothing but this between two branches: an
+  /// exponential takes 8 clocks, and ptxas would have every other one waited for, to sum it.
+  __device__ __forceinline__ void exponentiate() {
     const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
                             kWeightShift - finite_max(reference[1]) * scale()};
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      scores[i] = ptx::exp2_in_order(fmaf(scores[i], scale(), shift[i / 2 % 2]));
+  }
+
+  /// Sums weights, and rounds them into their tile: row by head, the order of tokens in a row being
+  /// that of values.cuh.
+  __device__ __forceinline__ void store_weights() {
     std::uint32_t w[2][4];
 #pragma unroll
     for (int u = 0; u < 4; ++u) {  // 16 tokens
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float e = fmaf(scores[8 * u + i / 2 * 4 + 2 * r + i % 2], scale(), shift[r]);
-          x[i] = ptx::exp2_approx(e);
-        }
-        sum[r] += (x[0] + x[1]) + (x[2] + x[3]);
-        w[r][u] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
+        const float* x = &scores[8 * u + 2 * r];
+        sum[r] += (x[0] + x[1]) + (x[4] + x[5]);
+        w[r][u] = ptx::pack_e4m3(x[0], x[1], x[4], x[5]);
       }
     }
     // Matrix m of a store: tokens 16 m to 16 m + 15 of 8 heads.
@@ -189,21 +192,19 @@ struct Scores : Scale {
     }
   }
 
-  /// Scores the next block, maybe of the next item. False: there is none; then, for nobody, what
-  /// lies where it would.
-  __device__ __forceinline__ bool start_next(bool is_there) {
-    bool more = true;
-    if (--left == 0) [[unlikely]] {
-      item += gridDim.x;
-      more = item < k.items;
-      if (more) {
-        left = range_of<C>(k, item).blocks;
-        load_queries();
-        is_there = false;
-      }
-    }
-    start(is_there || !more);
-    return more;
+  __device__ __forceinline__ void wait_for_block() const {
+    ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+  }
+  __device__ __forceinline__ void begin_item() {
+    left = range_of<C>(k, item).blocks;
+    load_queries();
+    wait_for_block();
+  }
+
+  /// One arrival of the warp, after all of its lanes' accesses so far.
+  __device__ __forceinline__ void arrive(std::uint32_t bar) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(bar);
   }
 
   /// From scores to weights; then the next block is being scored. False: this was the last.
@@ -213,17 +214,30 @@ struct Scores : Scale {
     ptx::pin(scores);
     // Only now, so that the sums of the block before have the tensor cores to themselves while this
     // one is weighed.
-    if (due) warp_arrives(at.barrier(C::kWeightsFull, slot_before));
+    if (due) arrive(at.barrier(C::kWeightsFull, slot_before));
     due = true;
     if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]]
       bend(mask);
     const std::uint32_t stage_now = stage;
-    const bool last = left == 1;
+    const bool last = left == 1, more = !last || item + gridDim.x < k.items;
     settle_references();
-    const bool is_there = next_is_there();
-    weigh();
-    const bool more = start_next(is_there);
-    warp_arrives(at.barrier(C::kBlockFree, stage_now));
+    const bool is_there =
+        ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+    exponentiate();
+    if (!is_there) [[unlikely]] {  // the next block, or the next queries
+      if (more) wait_for_block();
+      // Changes nothing, but keeps ptxas from moving what follows to before the branch.
+#pragma unroll
+      for (float& x : scores) x = ptx::min_or_nan(x, 448.f);
+    }
+    store_weights();
+    --left;
+    if (last) [[unlikely]] {
+      item += gridDim.x;
+      if (more) begin_item();
+    }
+    start();  // at the very end for nobody, of what lies there
+    arrive(at.barrier(C::kBlockFree, stage_now));
     if (last) [[unlikely]] {
       end_rows();
       begin_rows();
@@ -236,14 +250,13 @@ struct Scores : Scale {
 
   __device__ __forceinline__ void run() {
     item = blockIdx.x;
-    left = range_of<C>(k, item).blocks;
-    load_queries();
-    start(false);
+    begin_item();
     begin_rows();
+    start();
     while (step()) {
     }
     ptx::wgmma_wait<0>();
-    warp_arrives(at.barrier(C::kWeightsFull, slot_before));
+    arrive(at.barrier(C::kWeightsFull, slot_before));
   }
 };
 
