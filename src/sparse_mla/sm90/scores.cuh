@@ -102,8 +102,7 @@ struct Scores : Scale {
     for (int r = 0; r < 2; ++r) {
       float tree[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        tree[j] = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
+      for (int j = 0; j < 8; ++j) tree[j] = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
 #pragma unroll
       for (int half = 4; half > 0; half /= 2) {
 #pragma unroll
@@ -128,8 +127,7 @@ struct Scores : Scale {
           ptx::store_shared(header + offsetof(Header, rescale) + (row() + 8 * r) * 4, factor);
       }
     }
-    if (lane == 0)
-      ptx::store_shared_u8(header + offsetof(Header, rescaled) + warp, move ? 1 : 0);
+    if (lane == 0) ptx::store_shared_u8(header + offsetof(Header, rescaled) + warp, move ? 1 : 0);
   }
   static __device__ __forceinline__ float max_of_four_lanes(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
@@ -221,8 +219,7 @@ struct Scores : Scale {
     const std::uint32_t stage_now = stage;
     const bool last = left == 1, more = !last || item + gridDim.x < k.items;
     settle_references();
-    const bool is_there =
-        ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
+    const bool is_there = ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     exponentiate();
     if (!is_there) [[unlikely]] {  // the next block, or the next queries
       if (more) wait_for_block();

@@ -55,17 +55,30 @@ struct Values {
     load_place = tile * kParts / 8 * kWideTile + in_wide_tile(lane, tile * kParts % 8);
   }
 
-  /// 32 tokens of the block.
+  /// 32 tokens of the block, as ldmatrix leaves them.
   __device__ __forceinline__ void load(int tokens, Operand& v) const {
-    constexpr std::uint32_t kEven = C::kFew ? 0x6240 : 0x6420, kOdd = C::kFew ? 0x7351 : 0x7531;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint4 x = ptx::load_matrix_x4_trans(
           ((at.block(ring.stage) + load_place) ^ (part * 16)) + tokens * (32 * 128));
-      v[part][0] = __byte_perm(x.x, x.y, kEven);
-      v[part][1] = __byte_perm(x.x, x.y, kOdd);
-      v[part][2] = __byte_perm(x.z, x.w, kEven);
-      v[part][3] = __byte_perm(x.z, x.w, kOdd);
+      v[part][0] = x.x;
+      v[part][1] = x.y;
+      v[part][2] = x.z;
+      v[part][3] = x.w;
+    }
+  }
+  /// Even columns to 0 and 2, odd ones to 1 and 3.
+  static __device__ __forceinline__ void part_columns(Operand& v) {
+    constexpr std::uint32_t kEven = C::kFew ? 0x6240 : 0x6420, kOdd = C::kFew ? 0x7351 : 0x7531;
+#pragma unroll
+    for (auto& x : v) {
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const std::uint32_t even = __byte_perm(x[i], x[i + 1], kEven);
+        x[i + 1] = __byte_perm(x[i], x[i + 1], kOdd);
+        x[i] = even;
+      }
+      ptx::pin(x);  // here, and not where they are needed
     }
   }
 
@@ -179,16 +192,18 @@ struct Values {
 
   /// 64 heads: registers for V^T of 32 tokens.
   __device__ __forceinline__ void sum_block(bool first) {
-    Operand v;
+    Operand v, after;
     wait_for_block();
     load(0, v);
+    part_columns(v);
     wait_for_weights(first);
     multiply(0, v, !first);
-    sum_weights(first);
-    wait();
-    load(1, v);
+    load(1, after);
     free_block();
-    multiply(1, v, true);
+    wait();
+    part_columns(after);
+    multiply(1, after, true);
+    sum_weights(first);
     wait();
   }
 
@@ -218,6 +233,8 @@ struct Values {
     load(0, v[0]);
     load(1, v[1]);
     free_block();
+    part_columns(v[0]);
+    part_columns(v[1]);
   }
 
   __device__ __forceinline__ void free_weights() {
