@@ -130,6 +130,26 @@ TEST_F(SparseMlaSm90, FewTokensAreSplit) {
   }
 }
 
+// Of many work items, those that would not fill the SMs once more.
+TEST_F(SparseMlaSm90, TheLastTokensAreSplit) {
+  int sms = 0;
+  testing::check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+  for (const std::int64_t h_q : {16, 64, 128}) {
+    SCOPED_TRACE(::testing::Message() << "h_q " << h_q);
+    Problem p({.s_q = sms + 8, .s_kv = 3000, .h_q = h_q, .d_qk = 576, .topk = 640});
+    p.lengths.assign(static_cast<std::size_t>(sms + 8), 640);
+    const std::size_t tail = static_cast<std::size_t>(sms) + 2;
+    p.lengths[tail] = 0;
+    p.lengths[tail + 1] = 1;
+    p.lengths[tail + 2] = 130;
+    DeviceProblem d(p);
+    EXPECT_GT(d.workspace.bytes(), 0u);
+    // Less than were all of them split in two.
+    EXPECT_LT(d.workspace.bytes(), p.lengths.size() * static_cast<std::size_t>(h_q) * 2048);
+    expect_right(d);
+  }
+}
+
 // Design budget: unit-normal q and kv, topk 2048, at most 0.0185 (goal 0.0165); flat scores 0.0085.
 TEST_F(SparseMlaSm90, Error) {
   for (const std::int64_t h_q : {8, 16, 32, 64, 128}) {

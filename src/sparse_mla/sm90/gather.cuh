@@ -1,10 +1,10 @@
 // Gathering: rows of kv that the indices name into the ring of blocks, and queries into their
 // slots.
 //
-// A warp has 16 rows of a block; lane l and lane l + 16 hold the index of row l % 16. Eight lanes
-// bring 128 bytes of a row by cp.async, a line of L2 where rows start at a multiple of 64 bytes:
-// what a copy costs, in the L1 and on the way into shared memory, is a matter of lines. A row that
-// does not count is zero-filled and its bit in the mask stays 0.
+// A warp has 16 rows of a block, a lane has to do with four of them: l / 8, and 4, 8 and 12 further
+// down. Eight lanes bring 128 bytes of a row by cp.async, a line of L2 where rows start at a
+// multiple of 64 bytes: what a copy costs, in the L1 and on the way into shared memory, is a matter
+// of lines. A row that does not count is zero-filled and its bit in the mask stays 0.
 #pragma once
 
 #include "gpu/ptx/copy.cuh"
@@ -24,10 +24,14 @@ struct Gather {
 
   __device__ __forceinline__ Gather(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
-      : k(params), at(places), warp(thread / 32), lane(thread % 32) {}
+      : k(params), at(places), warp(thread / 32), lane(opaque_lane()) {}
 
-  /// Of this lane's row in a block.
-  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane % 16; }
+  /// The row in a block whose index this lane loads. With registers to spare it loads all of its
+  /// four; else a warp's lanes have one each, twice, and exchange them.
+  static constexpr int kLoads = C::kFew ? 4 : 1;
+  __device__ __forceinline__ std::uint32_t row() const {
+    return warp * 16 + (C::kFew ? lane / 8 : lane % 16);
+  }
   __device__ __forceinline__ bool valid(std::int32_t index) const {
     return static_cast<std::uint32_t>(index) < k.rows;
   }
@@ -42,23 +46,22 @@ struct Gather {
     return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(p)) & 64;
   }
 
+  using Indices = std::int32_t[4];  // of this lane's rows
+
   /// The warp's rows of a block. In granules of 64 bytes a row has eight or nine. Eight lanes take
   /// pairs: 0 and 1, 2 and 3, ... But with nine granules every other row starts in the middle of a
   /// line, and has its pairs from granule 1 on. The granule that is left, 8 or 0, comes last.
   /// Addresses first: a register that a copy reads is free only when the copy has been taken.
-  __device__ __forceinline__ void copy(std::int32_t index) const {
+  __device__ __forceinline__ void copy(const Indices& index, std::uint32_t lane) const {
     constexpr bool kNine = C::kChunks == 9;
-    const std::uint32_t lane = opaque_lane(), block = at.block(ring.stage);
+    const std::uint32_t block = at.block(ring.stage);
     const std::uint32_t second = kNine ? lane * 16 & 64 : 0;  // of a pair: 64
     const std::uint8_t* src[4];
     std::uint32_t dst[4];
-    bool counts[4];
     const std::uint32_t place = block + in_wide_tile(warp * 16 + lane / 8, lane % (kNine ? 4 : 8));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // four rows
-      const std::int32_t from = __shfl_sync(~0u, index, i * 4 + static_cast<int>(lane / 8));
-      counts[i] = valid(from);
-      src[i] = at_row(k.p.kv + lane % 8 * 16, from);
+      src[i] = at_row(k.p.kv + lane % 8 * 16, index[i]);
       dst[i] = (place ^ (i % 2 * 64)) + static_cast<std::uint32_t>(i * 512);
       if constexpr (kNine) {
         const std::uint32_t half = bit_of_64(src[i]), odd = half ^ second;
@@ -70,24 +73,33 @@ struct Gather {
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        ptx::cp_async_16(dst[i] + c * kWideTile, src[i] + c * 128, counts[i]);
+        ptx::cp_async_16(dst[i] + c * kWideTile, src[i] + c * 128, valid(index[i]));
     }
     if constexpr (kNine) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // eight rows, four lanes a row
-        const std::int32_t from = __shfl_sync(~0u, index, i * 8 + static_cast<int>(lane / 4));
+        const std::int32_t from = second != 0 ? index[2 * i + 1] : index[2 * i];
         const std::uint8_t* first = at_row(k.p.kv + lane % 4 * 16, from);
         const bool odd = bit_of_64(first) != 0;
-        const std::uint32_t to = block + in_wide_tile(warp * 16 + lane / 4, lane % 4) +
-                                 static_cast<std::uint32_t>(i * 1024);
+        const std::uint32_t to =
+            (place ^ second) + second * 8 + static_cast<std::uint32_t>(i * 1024);
         ptx::cp_async_16(odd ? to : to + 4 * kWideTile, odd ? first : first + 512, valid(from));
       }
     }
   }
 
-  /// A warp's 16 bits of the mask: bit t of the 64 is token t.
-  __device__ __forceinline__ void mask(std::int32_t index) const {
-    const std::uint32_t bits = __ballot_sync(~0u, valid(index));
+  /// A warp's 16 bits of the mask, from what its lanes have loaded: bit t of the 64 is token t.
+  __device__ __forceinline__ void mask(const std::int32_t (&loaded)[kLoads]) const {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      std::uint32_t b = __ballot_sync(~0u, valid(loaded[i]));
+      if constexpr (kLoads == 4) {  // of four rows: bits 0, 8, 16, 24
+        b &= 0x01010101u;
+        b = (b | b >> 7 | b >> 14 | b >> 21) & 15;
+      }
+      bits |= b << (4 * i);
+    }
     if (ptx::elect_one()) ptx::store_shared_u16(at.mask(ring.stage) + warp * 2, bits & 0xffff);
   }
 
@@ -160,20 +172,34 @@ struct Gather {
           k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row();
       int left = static_cast<int>(range.end - range.begin) - static_cast<int>(row());
       // The indices of a block are on their way while the one before is gathered.
-      const auto next_index = [&] {
-        const std::int32_t index = 0 < left ? *indices : -1;
+      // The indices of a block are on their way while the one before is gathered.
+      std::int32_t next[kLoads];
+      const auto load = [&] {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) next[i] = 4 * i < left ? indices[4 * i] : -1;
         indices += kBlock;
         left -= kBlock;
-        return index;
       };
-      std::int32_t index = next_index();
+      load();
       queries(w);
       for (std::uint32_t block = 0; block < range.blocks; ++block) {
-        const std::int32_t now = index;
-        index = next_index();
+        std::int32_t now[kLoads];
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) now[i] = next[i];
+        load();
+        Indices index;
+        const std::uint32_t l = C::kFew ? lane : opaque_lane();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (C::kFew) {
+            index[i] = now[i];
+          } else {
+            index[i] = __shfl_sync(~0u, now[0], i * 4 + static_cast<int>(l / 8));
+          }
+        }
         wait_for_stage();
         mask(now);
-        copy(now);
+        copy(index, l);
         pass_on();
       }
     }

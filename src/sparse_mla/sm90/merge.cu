@@ -13,11 +13,14 @@ constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(32 * kWarps)
     merge_kernel(const __grid_constant__ KernelParams k, int heads_of_item) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  // Tokens that are not split come first.
+  const std::int64_t first_token = k.whole / k.head_groups;
+  const std::int64_t row =
+      first_token * k.p.h_q + std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= k.p.s_q * k.p.h_q) return;
   const std::uint32_t lane = threadIdx.x % 32;
   const auto head = static_cast<std::uint32_t>(row % k.p.h_q);
-  const std::int64_t token = row / k.p.h_q;
+  const std::int64_t token = row / k.p.h_q - first_token;
   const std::int64_t first_item = (token * k.head_groups + head / heads_of_item) * k.splits;
   const auto partial = [&](std::uint32_t split) {
     return (first_item + split) * heads_of_item + head % heads_of_item;
@@ -66,7 +69,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 void launch_merge(const KernelParams& k, const Plan& plan, Stream stream) {
   gpu::Shape shape;
-  shape.grid = static_cast<unsigned>((k.p.s_q * k.p.h_q + kWarps - 1) / kWarps);
+  const std::int64_t rows = (k.p.s_q - plan.whole / plan.head_groups) * k.p.h_q;
+  shape.grid = static_cast<unsigned>((rows + kWarps - 1) / kWarps);
   shape.block = 32 * kWarps;
   gpu::launch("sparse_mla_merge", merge_kernel, shape, stream, k, plan.heads);
 }

@@ -17,13 +17,17 @@ using sm90::KernelParams;
 using sm90::PartialStats;
 using sm90::Plan;
 
+/// The kernel counts its items in 32 bits.
+constexpr std::int64_t kMostItems = std::int64_t{1} << 30;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Few tokens leave SMs idle, so that their indices are worth splitting. Costs in units of a
+/// Few items leave SMs idle, so that their indices are worth splitting. Costs in units of a
 /// block's time; measured: docs/design/sparse_mla_sm90.md.
 int choose_splits(std::int64_t items, std::int64_t blocks, std::int64_t slots) {
+  if (items == 0) return 1;
   constexpr double kStart = 5;  // of an item: its first rows and its epilogue
   constexpr double kMerge = 5;
   int best = 1;
@@ -45,14 +49,21 @@ Plan make_plan(const Params& p, int multiprocessors) {
   plan.heads = p.h_q <= 8 ? 8 : p.h_q <= 16 ? 16 : p.h_q <= 32 ? 32 : 64;
   plan.head_groups = static_cast<int>(ceil_div(p.h_q, plan.heads));
   plan.slots = std::max(multiprocessors, 1);
-  const std::int64_t items = p.s_q * plan.head_groups;
-  plan.splits = choose_splits(items, ceil_div(p.topk, sm90::kBlock), plan.slots);
-  plan.items = items * plan.splits;
+  const std::int64_t items = p.s_q * plan.head_groups, blocks = ceil_div(p.topk, sm90::kBlock);
+  std::int64_t last = items;  // those that are worth splitting, as whole tokens
+  plan.splits = choose_splits(last, blocks, plan.slots);
+  if (plan.splits == 1 && items > plan.slots && items < kMostItems / 2) {
+    last = ceil_div(items % plan.slots, plan.head_groups) * plan.head_groups;
+    plan.splits = choose_splits(last, blocks, plan.slots);
+  }
+  if (plan.splits == 1) last = 0;
+  plan.whole = items - last;
+  plan.items = plan.whole + last * plan.splits;
   return plan;
 }
 
 std::size_t partial_out_bytes(const Plan& plan) {
-  return static_cast<std::size_t>(plan.items) * static_cast<std::size_t>(plan.heads) * kDV *
+  return static_cast<std::size_t>(plan.split_items()) * static_cast<std::size_t>(plan.heads) * kDV *
          sizeof(std::uint16_t);
 }
 
@@ -120,11 +131,12 @@ void run_sm90(const Params& p, Device device, Stream stream) {
     k.partial_stats = reinterpret_cast<PartialStats*>(static_cast<std::byte*>(p.workspace) +
                                                       partial_out_bytes(plan));
   }
-  // The kernel counts its items in 32 bits. A call that is split is far below.
-  const std::int64_t most = (std::int64_t{1} << 30) / plan.head_groups / plan.splits;
+  // A call that is split is below.
+  const std::int64_t most = kMostItems / plan.head_groups;
   for (std::int64_t first = 0; first < p.s_q; first += most) {
     k.p = part(p, first, std::min(most, p.s_q - first));
-    k.items = static_cast<std::uint32_t>(k.p.s_q * plan.head_groups * plan.splits);
+    k.items = static_cast<std::uint32_t>(plan.splits > 1 ? plan.items : k.p.s_q * plan.head_groups);
+    k.whole = plan.splits > 1 ? static_cast<std::uint32_t>(plan.whole) : k.items;
     k.p.d_qk == 576 ? launch<576>(k, plan, stream) : launch<512>(k, plan, stream);
   }
   if (plan.splits > 1) sm90::launch_merge(k, plan, stream);
@@ -134,7 +146,7 @@ std::size_t workspace_sm90(const Params& p, Device device) noexcept {
   if (p.s_q <= 0 || p.h_q <= 0 || p.topk <= 0) return 0;
   const Plan plan = make_plan(p, gpu::multiprocessors(device));
   if (plan.splits == 1) return 0;
-  return partial_out_bytes(plan) + static_cast<std::size_t>(plan.items) *
+  return partial_out_bytes(plan) + static_cast<std::size_t>(plan.split_items()) *
                                        static_cast<std::size_t>(plan.heads) * sizeof(PartialStats);
 }
 

@@ -31,11 +31,9 @@ struct Scores : Scale {
 
   Ring<C::kStages> ring;  // the next block
   Ring<C::kWeightSlots> slot;
-  std::uint32_t slot_before = 0;
   std::uint32_t stage;  // of the block whose scores are due
 
   std::uint32_t item, left;  // blocks of the item from this one on
-  bool due = false;          // weights of the block before are to be passed on
   std::uint32_t q[2 * C::kChunks][4];
   float scores[32];
   float max[2];        // of this lane's scores
@@ -210,10 +208,6 @@ struct Scores : Scale {
     const uint2 mask = ptx::load_shared_u32x2(at.mask(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
-    // Only now, so that the sums of the block before have the tensor cores to themselves while this
-    // one is weighed.
-    if (due) arrive(at.barrier(C::kWeightsFull, slot_before));
-    due = true;
     if ((mask.x & mask.y) != ~0u || signed_scale < 0) [[unlikely]]
       bend(mask);
     const std::uint32_t stage_now = stage;
@@ -239,7 +233,7 @@ struct Scores : Scale {
       end_rows();
       begin_rows();
     }
-    slot_before = slot.stage;
+    arrive(at.barrier(C::kWeightsFull, slot.stage));
     slot.advance();
     ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
     return more;
@@ -253,7 +247,6 @@ struct Scores : Scale {
     while (step()) {
     }
     ptx::wgmma_wait<0>();
-    arrive(at.barrier(C::kWeightsFull, slot_before));
   }
 };
 

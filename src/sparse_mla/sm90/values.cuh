@@ -163,8 +163,9 @@ struct Values {
     }
     const float reference = of_head(offsetof(Header, reference));
     float factor = 1;
-    if (k.splits > 1) {
-      k.partial_stats[std::size_t{item} * kHeads + in_item] = {max, reference, sum, all_weights};
+    if (is_split(k, item)) {
+      k.partial_stats[std::size_t{item - k.whole} * kHeads + in_item] = {max, reference, sum,
+                                                                         all_weights};
     } else if (head < k.p.h_q) {
       const RowEnd end(k.p, kv_scale, head, max, reference, sum, all_weights);
       factor = end.factor;
@@ -250,8 +251,8 @@ struct Values {
     for (int j = 0; j < kHeads / 8; ++j) f[j] = factors(offsetof(Header, max), j);
     free_weights();
     std::uint16_t* out =
-        k.splits > 1 ? k.partial_out + std::size_t{item} * kHeads * kDV
-                     : k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + w.head) * kDV;
+        is_split(k, item) ? k.partial_out + std::size_t{item - k.whole} * kHeads * kDV
+                          : k.p.out + (w.token * static_cast<std::size_t>(k.p.h_q) + w.head) * kDV;
     const auto heads = static_cast<std::uint32_t>(min(std::int64_t{kHeads}, k.p.h_q - w.head));
     const std::uint32_t l = opaque_lane(), head = l % 4 * 2;
     out += head * kDV + tile * (16 * kParts) + l / 4 * 2;

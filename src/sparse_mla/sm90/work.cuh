@@ -23,9 +23,13 @@ struct Range {
   std::uint32_t blocks;
 };
 
+__device__ __forceinline__ bool is_split(const KernelParams& k, std::uint32_t item) {
+  return item >= k.whole;
+}
+
 template <class C>
 __device__ __forceinline__ Heads heads_of(const KernelParams& k, std::uint32_t item) {
-  const std::uint32_t rest = item / k.splits;
+  const std::uint32_t rest = is_split(k, item) ? k.whole + (item - k.whole) / k.splits : item;
   return {rest / k.head_groups, rest % k.head_groups * C::kHeads};
 }
 
@@ -38,8 +42,8 @@ __device__ __forceinline__ Range range_of(const KernelParams& k, std::uint32_t i
   }
   count = __shfl_sync(~0u, count, 0);  // tells the compiler that a warp never parts here
   std::uint32_t first = 0, last = (count + kBlock - 1) / kBlock;
-  if (k.splits > 1) {
-    const std::uint32_t split = item % k.splits, all = last;
+  if (is_split(k, item)) {
+    const std::uint32_t split = (item - k.whole) % k.splits, all = last;
     first = static_cast<std::uint32_t>(std::uint64_t{all} * split / k.splits);
     last = static_cast<std::uint32_t>(std::uint64_t{all} * (split + 1) / k.splits);
   }
