@@ -1,6 +1,5 @@
 #include "engine/line_reader.h"
 
-#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/open_input.h"
 #include "base/raise.h"
 #include "error_ids.h"
 
@@ -25,10 +25,7 @@ LineReader::LineReader(const std::string& path) : name_(path) {
   };
   std::error_code status;
   if (std::filesystem::is_directory(path, status)) fail("it is a directory");
-  errno = 0;
-  auto file = std::make_unique<std::ifstream>(path, std::ios::binary);
-  if (!*file) fail(errno != 0 ? std::generic_category().message(errno) : "it cannot be opened");
-  in_ = std::move(file);
+  in_ = std::make_unique<std::ifstream>(open_input(path));
   fill();
   if (buffer_.starts_with("\x1f\x8b") || buffer_.starts_with("\x28\xb5\x2f\xfd") ||
       buffer_.starts_with("PK\x03\x04")) {

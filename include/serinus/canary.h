@@ -402,8 +402,9 @@ class Monitor {
                 std::span<std::uint32_t> source_digests = {});
   /// Bytes and records from another tier or machine were put into `slots`, which `owner` holds, in
   /// the order of their tokens. The records are stamped anew with the owner and the slot's life; a
-  /// record of zeros leaves its slot EMPTY. Verified in full at the next head. A slot that `owner`
-  /// does not hold: foreign_write.
+  /// record of zeros leaves its slot EMPTY, so does one of a position beyond 2^31 - 1, which is
+  /// reported (position). Verified in full at the next head. A slot that `owner` does not hold:
+  /// foreign_write.
   void on_load(int pool, std::span<const Record> records, std::span<const std::int64_t> slots,
                Owner owner, std::span<const std::uint32_t> source_digests = {});
 

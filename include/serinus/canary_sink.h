@@ -13,7 +13,8 @@ namespace serinus::canary {
 /// dropped and counted. A process that is killed leaves whole lines: each is one write within one
 /// page of memory, for which lines that end near a page's end are padded with spaces (a line of
 /// more than 1536 bytes, which takes a pool's name of hundreds of characters, is not protected like
-/// this). A line that somebody else left unfinished is cut off when the file is opened.
+/// this). When the file is opened, a last line without a newline gets one; a JSON line that
+/// somebody left unfinished is cut off, and the log callback is told what it was.
 /// Thread-safe.
 class FileSink {
  public:

@@ -52,13 +52,15 @@ bool same_ignoring_case(std::string_view a, std::string_view b) {
   return std::ranges::equal(a, b, [](char x, char y) { return lower(x) == lower(y); });
 }
 
-// An id, a slug or a title, in any case; a slug also with the underscores of its constant.
+// An id, a slug or a title, in any case; an id also by its number alone, a slug also with the
+// underscores of its constant.
 const ErrorEntry* by_name(std::string_view name) {
   std::string slug(name.substr(0, 256));
   std::ranges::replace(slug, '_', '-');
+  constexpr std::size_t kLetters = 3;  // of "SRN1001"
   for (const ErrorEntry& e : reference().by_id) {
-    if (same_ignoring_case(name, e.id) || same_ignoring_case(slug, e.slug) ||
-        same_ignoring_case(name, e.title)) {
+    if (same_ignoring_case(name, e.id) || name == e.id.substr(kLetters) ||
+        same_ignoring_case(slug, e.slug) || same_ignoring_case(name, e.title)) {
       return &e;
     }
   }

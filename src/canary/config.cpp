@@ -21,6 +21,7 @@
 #include <serinus/canary_sink.h>
 
 #include "base/json.h"
+#include "base/open_input.h"
 #include "base/raise.h"
 
 namespace serinus::canary {
@@ -166,14 +167,11 @@ std::string upper(std::string_view s) {
 }
 
 std::string read_file(const std::string& path) {
+  std::ifstream in = open_input(path);
+  std::string text(static_cast<std::size_t>(kMaxFileBytes) + 1, '\0');
   errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  std::string text;
-  if (in) {
-    text.resize(static_cast<std::size_t>(kMaxFileBytes) + 1);
-    in.read(text.data(), std::ssize(text));
-    text.resize(static_cast<std::size_t>(in.gcount()));
-  }
+  in.read(text.data(), std::ssize(text));
+  text.resize(static_cast<std::size_t>(in.gcount()));
   if (!in.eof()) {
     const bool is_long = std::ssize(text) > kMaxFileBytes;
     raise(Page::input_file_unreadable,

@@ -8,12 +8,15 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include <serinus/canary_sink.h>
+#include <serinus/log.h>
 
+#include "base/json.h"
 #include "base/raise.h"
 
 namespace serinus::canary {
@@ -24,24 +27,42 @@ namespace {
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kUsualLine = 1536;
 
-/// Cuts off what follows the last newline of a regular file.
-void end_last_line(int fd) {
+bool is_json(std::string_view text) {
+  try {
+    JsonCursor json(text);
+    json.skip();
+    json.finish();
+  } catch (const JsonFault&) {
+    return false;
+  }
+  return true;
+}
+
+/// The bytes after the last newline of a regular file; nothing where they are more than any line.
+std::string unfinished_line(int fd, off_t size) {
+  constexpr off_t kMost = 1 << 20;
+  std::string tail(static_cast<std::size_t>(std::min(size, kMost)), '\0');
+  if (pread(fd, tail.data(), tail.size(), size - std::ssize(tail)) != std::ssize(tail)) return {};
+  const std::size_t newline = tail.rfind('\n');
+  if (newline == std::string::npos) return size > kMost ? std::string() : tail;
+  return tail.substr(newline + 1);
+}
+
+/// So that the next line is one of its own. What somebody wrote half is cut off, and said; what is
+/// whole, and what is no JSON at all, gets the newline that it lacks.
+void end_last_line(int fd, const std::string& path) {
   struct stat s = {};
   if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size == 0) return;
-  std::string block;
-  off_t end = s.st_size;
-  while (end > 0) {
-    const off_t begin = std::max<off_t>(0, end - kPage);
-    block.resize(static_cast<std::size_t>(end - begin));
-    if (pread(fd, block.data(), block.size(), begin) != static_cast<ssize_t>(block.size())) return;
-    const std::size_t newline = block.rfind('\n');
-    if (newline != std::string::npos) {
-      end = begin + static_cast<off_t>(newline) + 1;
-      break;
-    }
-    end = begin;
+  const std::string line = unfinished_line(fd, s.st_size);
+  if (line.empty()) return;
+  if (line.front() != '{' || is_json(line)) {
+    if (::write(fd, "\n", 1) != 1) return;  // then the next line hangs on to it
+    return;
   }
-  if (end != s.st_size && ftruncate(fd, end) != 0) return;  // then it stays as it is
+  if (ftruncate(fd, s.st_size - std::ssize(line)) != 0) return;
+  log(LogLevel::warning, "kv-canary: " + path +
+                             " ended in an unfinished line, which was cut off (" +
+                             std::to_string(line.size()) + " bytes): " + printable(line, 200));
 }
 
 }  // namespace
@@ -117,7 +138,7 @@ FileSink::FileSink(const std::string& path, std::size_t capacity) {
     const std::string why = std::generic_category().message(errno);
     raise(errors::Page::sink_not_opened, {{"got", path}, {"why", why}});
   }
-  end_last_line(fd);
+  end_last_line(fd, path);
   state_ = std::make_shared<State>(fd, std::max<std::size_t>(capacity, 1));
   // It keeps its state alive: a thread that a dead file system holds can be left behind.
   std::thread([state = state_] { state->run(); }).detach();

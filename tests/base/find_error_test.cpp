@@ -22,7 +22,11 @@ TEST(FindError, ByIdAndSlugInAnyCase) {
   EXPECT_EQ(found(" srn1001\n"), "not-contiguous");
   EXPECT_EQ(found("Not-Contiguous"), "not-contiguous");
   EXPECT_EQ(found("kv_must_be_contiguous"), "kv-must-be-contiguous");
+  EXPECT_EQ(found("1001"), "not-contiguous");
   EXPECT_EQ(found("SRN0000"), "");
+  EXPECT_EQ(found("0000"), "");
+  EXPECT_EQ(found("100"), "");
+  EXPECT_EQ(found("10011"), "");
   EXPECT_EQ(found("SRN10011"), "");
 }
 

@@ -126,6 +126,21 @@ TEST(Faults, StoreBeforeTheWrite) {
   EXPECT_EQ(rig.names(), "stale");
 }
 
+TEST(Faults, ARecordWithAPositionThatNoTokenHasIsNotLoadedInSilence) {
+  for (const std::uint32_t position : {0x80000000u, 0xFFFFFFFFu}) {
+    Rig rig;
+    rig.alloc(1, {1});
+    const Record host{1, position, 3, 4, 5, 6};
+    rig.monitor.on_load(0, {&host, 1}, std::vector<std::int64_t>{1}, 1);
+    const std::vector<Violation> found = rig.monitor.poll();
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].reasons, Reason::position);
+    EXPECT_EQ(found[0].request, 1u);
+    EXPECT_EQ(found[0].stored_position, position);
+    EXPECT_EQ(rig.monitor.state(0, 1), SlotState::empty);
+  }
+}
+
 TEST(Faults, AttachedPrefixIsRecycled) {
   Rig rig;
   rig.alloc(1, {1, 2, 3});

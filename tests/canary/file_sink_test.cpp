@@ -12,6 +12,7 @@
 
 #include <serinus/canary_sink.h>
 #include <serinus/error.h>
+#include <serinus/log.h>
 
 #include "rig.h"
 
@@ -115,13 +116,32 @@ TEST(FileSink, LinesLieWithinPages) {
 TEST(FileSink, AnUnfinishedLineIsCutOff) {
   const TempFile file;
   std::ofstream(file.path) << "{\"a\":1}\n{\"b\":" << std::string(9000, '7');
+  std::string said;
+  set_log_callback([&](LogLevel, std::string_view line) { said = line; });
   FileSink sink(file.path);
+  set_log_callback({});
+  EXPECT_TRUE(said.starts_with("kv-canary: " + file.path + " ended in an unfinished line")) << said;
+  EXPECT_NE(said.find("(9005 bytes): {\"b\":777"), std::string::npos) << said;
   sink.write("{\"c\":3}");
   ASSERT_TRUE(sink.flush(10s));
   const auto lines = file.lines();
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "{\"a\":1}");
   EXPECT_EQ(nlohmann::json::parse(lines[1])["c"], 3);
+}
+
+TEST(FileSink, ALastLineThatOnlyLacksItsNewlineIsKept) {
+  for (const std::string last : {"{\"b\":[2]}", "no JSON at all"}) {
+    const TempFile file;
+    std::ofstream(file.path) << "{\"a\":1}\n" << last;
+    FileSink sink(file.path);
+    sink.write("{\"c\":3}");
+    ASSERT_TRUE(sink.flush(10s));
+    const auto lines = file.lines();
+    ASSERT_EQ(lines.size(), 3u);
+    EXPECT_EQ(lines[1], last);
+    EXPECT_EQ(nlohmann::json::parse(lines[2])["c"], 3);
+  }
 }
 
 TEST(FileSink, ASlowReaderDelaysNobody) {

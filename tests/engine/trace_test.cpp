@@ -267,6 +267,8 @@ TEST(Trace, NamesFilesThatAreNoTrace) {
   EXPECT_EQ(file_error("/no/such/file"),
             "SRN4101 cannot read /no/such/file: No such file or directory");
   EXPECT_EQ(file_error("/"), "SRN4101 cannot read /: it is a directory");
+  EXPECT_EQ(file_error(std::string("/dev/null\0.csv", 14)),
+            "SRN4101 cannot read /dev/null\\x00.csv: the path holds a NUL");
   const std::string gz = testing::TempDir() + "trace_test.jsonl.gz";
   std::ofstream(gz, std::ios::binary) << "\x1f\x8b\x08 and so on";
   EXPECT_EQ(file_error(gz), "SRN4101 cannot read " + gz + ": it is compressed; unpack it first");

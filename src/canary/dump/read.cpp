@@ -2,15 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include <serinus/error.h>
 #include <serinus/version.h>
 
+#include "base/open_input.h"
 #include "base/raise.h"
 #include "canary/dump/format.h"
 
@@ -255,14 +254,8 @@ std::int64_t DumpPool::find(std::int64_t slot) const noexcept {
   return at != slots.end() && *at == slot ? at - slots.begin() : -1;
 }
 
-Dump::Dump(const std::string& path) : name_(path) {
-  errno = 0;
-  stream_ = std::make_unique<std::ifstream>(path, std::ios::binary);
-  if (!*stream_) {
-    raise(errors::Page::input_file_unreadable,
-          {{"got", path},
-           {"why", errno != 0 ? std::generic_category().message(errno) : "it cannot be opened"}});
-  }
+Dump::Dump(const std::string& path)
+    : stream_(std::make_unique<std::ifstream>(open_input(path))), name_(path) {
   parse();
 }
 

@@ -228,6 +228,18 @@ void SerinusBackend::on_load(int pool, std::span<const Record> records,
       continue;
     }
     r.owner = owner;
+    if (r.position > kLastPosition) {
+      // No stamp made this. Its slot is EMPTY, and not in silence.
+      r.generation = 0;
+      p.records[slot] = r;
+      e.written = 0;
+      p.unseal(slot);
+      Violation v = describe(pool, slot, Moment::head, Reason::position);
+      v.request = owner;
+      report(v);
+      before = -1;
+      continue;
+    }
     r.generation = e.generation;
     p.put(slot, r);
     e.written = r.position + 1;

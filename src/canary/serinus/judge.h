@@ -10,6 +10,9 @@
 
 namespace serinus::canary {
 
+/// Positions are int32 to the engine; `written` is one more.
+inline constexpr std::uint32_t kLastPosition = 0x7FFFFFFF;
+
 /// a is newer than b, modulo 2^32.
 SERINUS_HOST_DEVICE constexpr bool newer(std::uint32_t a, std::uint32_t b) noexcept {
   return static_cast<std::int32_t>(a - b) > 0;

@@ -120,7 +120,7 @@ void SerinusBackend::stamp(const Batch& batch, Stream) {
         const std::int64_t slot = place(batch.out_cache_loc[at], owner, row, position);
         if (slot == 0) write_to_null(owner, row);
         if (slot <= 0) continue;
-        if (position < 0 || position > 0x7FFFFFFF) {
+        if (position < 0 || position > kLastPosition) {
           Violation v = describe(pool, slot, Moment::tail, Reason::position);
           v.request = owner;
           v.row = row;

@@ -253,6 +253,15 @@ __global__ void load_kernel(const __grid_constant__ PoolParams p,
       continue;
     }
     r.owner = owner;
+    if (r.position > kLastPosition) {
+      // No stamp made this. Its slot is EMPTY, and not in silence.
+      r.generation = 0;
+      store_record(p, slot, r);
+      e.written = 0;
+      unseal(p, slot);
+      report_at(p, ring, slot, Reason::position, owner);
+      continue;
+    }
     r.generation = e.generation;
     put(p, slot, r);
     e.written = r.position + 1;

@@ -30,7 +30,7 @@ __device__ inline std::int64_t stamped_slot(const PoolParams& p, std::int64_t lo
 }
 
 __device__ inline bool is_position(std::int64_t position) {
-  return position >= 0 && position <= 0x7FFFFFFF;
+  return position >= 0 && position <= kLastPosition;
 }
 
 __device__ inline void report_token(const PoolParams& p, const RingParams& ring, std::int64_t slot,
