@@ -5,9 +5,11 @@
 // KV of Qwen3-30B-A3B: 48 layers, K and V of 4 heads x 128 bf16 values each, so 98 304 bytes a
 // token in 96 buffers; pages of 64 tokens in random order. Depth all, the default budgets, expected
 // tokens given. A decode graph holds 20 steps, begin_step() and end_step() of each, and nothing
-// else; its time is divided by 20. "replayed": one step a graph, with begin_replay() before it, a
-// slot announced a request, and poll() after it: as an engine runs, the time of a step until the
-// device is done with all of them.
+// else; its time is divided by 20: what the canary keeps for itself lies in L2, the KV that it
+// checks does not. "between": the same with 256 MB overwritten before each of the two, as a forward
+// would do, less the time of a graph of the overwriting alone; nothing lies in L2. "replayed": one
+// step a graph, with begin_replay() before it, a slot announced a request, and poll() after it: as
+// an engine runs, the time of a step until the device is done with all of them.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -210,43 +212,45 @@ class Bench {
     step.monitor.begin_step(step.batch, stream);  // the first step loads kernels and takes memory
     step.monitor.end_step(step.batch, stream);
     check(cudaStreamSynchronize(stream_));
-    const auto graph_of = [&](int steps) {
+    std::size_t nodes = 0;
+    const auto graph_of = [&](int steps, bool canary, bool between) {
       cudaGraph_t graph = nullptr;
       check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
       for (int i = 0; i < steps; ++i) {
-        step.monitor.begin_step(step.batch, stream);
-        step.monitor.end_step(step.batch, stream);
+        if (between) overwrite();
+        if (canary) step.monitor.begin_step(step.batch, stream);
+        if (between) overwrite();
+        if (canary) step.monitor.end_step(step.batch, stream);
       }
       check(cudaStreamEndCapture(stream_, &graph));
-      return graph;
+      check(cudaGraphGetNodes(graph, nullptr, &nodes));
+      cudaGraphExec_t exec = nullptr;
+      check(cudaGraphInstantiate(&exec, graph, 0));
+      check(cudaGraphDestroy(graph));
+      return exec;
     };
-    cudaGraph_t graph = graph_of(in_graph);
-    std::size_t nodes = 0;
-    check(cudaGraphGetNodes(graph, nullptr, &nodes));
-    nodes /= static_cast<std::size_t>(in_graph);
-    cudaGraphExec_t exec = nullptr, one = nullptr;
-    check(cudaGraphInstantiate(&exec, graph, 0));
-    check(cudaGraphDestroy(graph));
-    const auto device_us = [&] {
-      check(cudaEventRecord(begin_, stream_));
-      check(cudaGraphLaunch(exec, stream_));
-      check(cudaEventRecord(end_, stream_));
-      check(cudaEventSynchronize(end_));
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, begin_, end_));
-      return 1e3 * static_cast<double>(ms) / in_graph;
+    // Sorted microseconds a step.
+    const auto times_of = [&](bool canary, bool between) {
+      const cudaGraphExec_t exec = graph_of(in_graph, canary, between);
+      std::vector<double> us;
+      for (int i = 0; i < arguments_.rounds + 2; ++i) {
+        check(cudaEventRecord(begin_, stream_));
+        check(cudaGraphLaunch(exec, stream_));
+        check(cudaEventRecord(end_, stream_));
+        check(cudaEventSynchronize(end_));
+        float ms = 0;
+        check(cudaEventElapsedTime(&ms, begin_, end_));
+        if (i >= 2) us.push_back(1e3 * static_cast<double>(ms) / in_graph);
+      }
+      check(cudaGraphExecDestroy(exec));
+      std::ranges::sort(us);
+      return us;
     };
-    std::vector<double> us;
-    for (int i = 0; i < arguments_.rounds + 2; ++i) {
-      const double t = device_us();
-      if (i >= 2) us.push_back(t);
-    }
-    std::ranges::sort(us);
-    const double median = us[us.size() / 2];
-
-    graph = graph_of(1);
-    check(cudaGraphInstantiate(&one, graph, 0));
-    check(cudaGraphDestroy(graph));
+    const auto median_of = [](const std::vector<double>& us) { return us[us.size() / 2]; };
+    const std::vector<double> us = times_of(true, false);
+    const double median = median_of(us);
+    const double between = median_of(times_of(true, true)) - median_of(times_of(false, true));
+    const cudaGraphExec_t one = graph_of(1, true, false);
     const int steps = in_graph > 1 ? 1000 : 5;
     double host = 0;
     std::chrono::steady_clock::time_point start;
@@ -284,28 +288,31 @@ class Bench {
     const canary::Stats stats = step.monitor.stats();
     if (stats.violations != 0) fmt::print(stderr, "{}: false alarms\n", name);
     fmt::print(
-        "{:24} {:10.2f} us a step in a graph (goal {:g}: {}), {} nodes; replayed {:.2f} us, "
-        "of it {:.2f} us on the host\n",
+        "{:24} {:10.2f} us a step in a graph (goal {:g}: {}), {} nodes; between {:.2f} us; "
+        "replayed {:.2f} us, of it {:.2f} us on the host\n",
         name, median, goal_us,
         goal_us <= 0        ? "see the model's step"
         : median <= goal_us ? "reached"
                             : "missed",
-        nodes, wall, host);
+        nodes, between, wall, host);
     std::fflush(stdout);
-    check(cudaGraphExecDestroy(exec));
     check(cudaGraphExecDestroy(one));
     if (arguments_.json.empty()) return;
     std::ofstream(arguments_.json + "/canary-step-" + name + ".json") << fmt::format(
         "{{\"case\": \"step-{}\", \"median_us\": {:.3f}, \"min_us\": {:.3f}, \"nodes\": {}, "
-        "\"replayed_us\": {:.3f}, \"host_us\": {:.3f}, \"layers\": {}, \"token_bytes\": {}, "
+        "\"between_us\": {:.3f}, \"replayed_us\": {:.3f}, \"host_us\": {:.3f}, \"layers\": {}, "
+        "\"token_bytes\": {}, "
         "\"violations\": {}, \"device\": \"{}\", \"commit\": \"{}\"}}\n",
-        name, median, us[0], nodes, wall, host, arguments_.layers,
+        name, median, us[0], nodes, between, wall, host, arguments_.layers,
         2 * kTokenBytes * arguments_.layers, stats.violations, device_, arguments_.commit);
   }
 
  private:
+  void overwrite() { check(cudaMemsetAsync(other_.data(), 1, other_.bytes(), stream_)); }
+
   Arguments arguments_;
   std::string device_;
+  Array other_{std::size_t{256} << 20};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };

@@ -181,7 +181,7 @@ void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
            const TensorView& workspace, Stream stream = {});
 /// What follows a forward: verify(), stamp(), sweep() of `sweep_slots`, and next_step() where
 /// `counts`, as if called one after another. One launch for a rolling check of at most 256 requests
-/// and 512 tokens.
+/// and 256 tokens.
 void end_step(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
               const VerifyOptions& options, std::int64_t sweep_slots, bool counts,
               const TensorView& workspace, Stream stream = {});

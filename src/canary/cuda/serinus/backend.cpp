@@ -557,7 +557,9 @@ void CudaBackend::run_tail(const std::vector<int>& pools, const DeviceBatch& bat
   const TensorView w = workspace(stream, batch.rows.shape[0], batch.out_cache_loc.shape[0], 0);
   // The sweep goes along, and the step's end, where no pool is left out.
   swept_ = pools;
-  counted_ = pools.size() == pools_.size() - detached_.size();
+  counted_ = !pools.empty() && std::ranges::all_of(pools_of({}), [&](int pool) {
+    return std::ranges::find(pools, pool) != pools.end();
+  });
   for (std::size_t i = 0; i < pools.size(); ++i) {
     const Pool& p = at(pools[i]);
     cuda::end_step(

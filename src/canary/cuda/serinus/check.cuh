@@ -64,7 +64,12 @@ __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::i
   std::int64_t n = length;
   if (wanted < total) {
     const auto l = static_cast<std::uint64_t>(length);
-    n = __umul64hi(l, wanted) == 0
+    const std::uint64_t most = l * wanted + (total - 1);
+    n = length == total ? records
+        : l >> 32 == 0 && most >> 32 == 0
+            ? static_cast<std::int64_t>(static_cast<std::uint32_t>(most) /
+                                        static_cast<std::uint32_t>(total))
+        : __umul64hi(l, wanted) == 0
             ? static_cast<std::int64_t>((l * wanted + (total - 1)) / total)
             : static_cast<std::int64_t>(static_cast<double>(l) *
                                         (static_cast<double>(wanted) / static_cast<double>(total)));

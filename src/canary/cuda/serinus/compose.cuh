@@ -9,7 +9,6 @@
 
 namespace serinus::canary::cuda {
 
-inline constexpr int kEach = static_cast<int>(kStampTile) / kThreads;  ///< tokens of a thread
 using LengthScan = cub::BlockScan<long long, kThreads>;
 
 /// R^n and R^-n, mod 2^61 - 1.
@@ -59,7 +58,8 @@ struct ChainSoFar {
 /// one's `after` is the tile. A chain is R^n * (sum of its runs' chains * R^-n), n counted from the
 /// tile's beginning, so that runs are joined by plain sums: what was before the last start is
 /// taken off again. All threads call it.
-__device__ inline ChainSoFar before_run(const Run& mine, ChainSoFar& after) {
+template <int kEach>
+__device__ __forceinline__ ChainSoFar before_run(const Run& mine, ChainSoFar& after) {
   struct OfWarp {
     int stamped;
     bool starts;
@@ -126,11 +126,11 @@ __device__ inline ChainSoFar before_run(const Run& mine, ChainSoFar& after) {
 }
 
 /// Stores this thread's kEach tokens, those of a warp as a whole: `stage` has room for them.
+template <int kEach>
 __device__ __forceinline__ void store_tokens(StampedToken* to, std::int64_t tokens,
                                              const StampedToken (&mine)[kEach], uint4* stage) {
   constexpr int kVectors = static_cast<int>(sizeof(StampedToken) / sizeof(uint4));
   constexpr int kMine = kEach * kVectors;  // swizzled by lane, so that the banks differ
-  static_assert(kMine == 8);
   const int lane = lane_id();
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
@@ -148,17 +148,19 @@ __device__ __forceinline__ void store_tokens(StampedToken* to, std::int64_t toke
   }
 }
 
-/// Composes tile `number`: what was there before is read here, and nowhere later. A CTA's work.
+/// Composes tile `number`, of kEach tokens a thread: what was there before is read here, and
+/// nowhere later. A CTA's work.
+template <int kEach = static_cast<int>(kStampTile) / kThreads>
 __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingParams& ring,
                                              const BatchParams& b, std::int64_t number,
                                              StampedToken* tokens, ChainMap* maps) {
   __shared__ LengthScan::TempStorage scan;
   __shared__ long long firsts[kThreads + 1];
-  __shared__ uint4 stage[kStampTile * sizeof(StampedToken) / sizeof(uint4)];
+  __shared__ uint4 stage[kEach * kThreads * sizeof(StampedToken) / sizeof(uint4)];
   constexpr int kOfWarp = kEach * kWarp;
   const int t = static_cast<int>(threadIdx.x);
   const int warp = t / kWarp;
-  const std::int64_t tile = number * kStampTile;
+  const std::int64_t tile = number * kEach * kThreads;
   const std::int64_t first = tile + t * kEach;
   const std::int64_t first_of_warp = tile + warp * kOfWarp;
   Told told[kEach];
@@ -239,7 +241,7 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
   }
   run.chain = hash::fold(run.chain);
   ChainSoFar after;
-  const ChainSoFar before = before_run(run, after);
+  const ChainSoFar before = before_run<kEach>(run, after);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     if (powers[i] > 0) {
@@ -251,8 +253,8 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
   if (t == kThreads - 1) {
     maps[number] = {after.started ? 0 : __ldg(&kPowers.up[after.stamped]), after.chain};
   }
-  store_tokens(tokens + first_of_warp, b.num_tokens - first_of_warp, mine,
-               stage + warp * kOfWarp * 2);
+  store_tokens<kEach>(tokens + first_of_warp, b.num_tokens - first_of_warp, mine,
+                      stage + warp * kOfWarp * 2);
 }
 
 /// What another CTA of the launch composed.

@@ -6,6 +6,12 @@
 #include "canary/cuda/lanes.cuh"
 #include "canary/cuda/serinus/params.h"
 
+// How faults are written down: in line, or, in a kernel that is over before code that it does not
+// need has been fetched, out of line.
+#ifndef SERINUS_FAULT_PATH
+#define SERINUS_FAULT_PATH __forceinline__
+#endif
+
 namespace serinus::canary::cuda {
 
 __device__ __forceinline__ unsigned long long* counter(std::uint64_t& c) {
@@ -92,16 +98,21 @@ class Sighting {
   std::uint64_t number_ = 0;
 };
 
-/// Counts a sighting of a fault: one fault is one row, however often it is seen, to be filled in
-/// the first time if there is room. `life` tells faults at one slot apart.
-__device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolParams& p,
-                                          std::int64_t slot, std::uint64_t life, Reason reasons,
-                                          Moment moment, std::uint64_t expected_digest = 0) {
+/// Where a fault is written down, and the number that it gets; nowhere, where it is known already,
+/// or the ring is full.
+struct NewRow {
+  RingRow* row;
+  std::uint64_t number;
+};
+
+__device__ SERINUS_FAULT_PATH NewRow find_row(const RingParams& ring, int pool, std::int64_t slot,
+                                              std::uint64_t life, Reason reasons, Moment moment,
+                                              std::uint64_t expected_digest) {
   RingHeader& h = *ring.header;
   add(h.counts.sightings, 1);
   const std::uint64_t key =
       hash::mix64(hash::mix64(static_cast<std::uint64_t>(slot) * 0x9E3779B97F4A7C15u ^ life) +
-                  static_cast<std::uint64_t>(p.number)) |
+                  static_cast<std::uint64_t>(pool)) |
       1;  // 0 is a free row
   for (std::uint64_t i = 0; i <= ring.mask; ++i) {
     RingRow& row = ring.rows[((key >> 1) + i) & ring.mask];
@@ -122,7 +133,7 @@ __device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolPara
     add(h.counts.violations, 1);
     row.first_step = step;
     row.moment = static_cast<std::uint32_t>(moment);
-    row.pool = static_cast<std::uint32_t>(p.number);
+    row.pool = static_cast<std::uint32_t>(pool);
     row.slot = slot;
     row.row = row.prev_slot = row.expected_position = row.stored_position = -1;
     row.expected_token = row.stored_token = -1;
@@ -132,10 +143,19 @@ __device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolPara
   return {};
 }
 
+/// Counts a sighting of a fault: one fault is one row, however often it is seen, to be filled in
+/// the first time if there is room. `life` tells faults at one slot apart.
+__device__ __forceinline__ Sighting sight(const RingParams& ring, const PoolParams& p,
+                                          std::int64_t slot, std::uint64_t life, Reason reasons,
+                                          Moment moment, std::uint64_t expected_digest = 0) {
+  const NewRow found = find_row(ring, p.number, slot, life, reasons, moment, expected_digest);
+  return {found.row, found.number};
+}
+
 /// A number out of its table: there may be no slot to describe.
-__device__ inline void report_out_of_range(const RingParams& ring, const PoolParams& p,
-                                           std::int64_t slot, Moment moment, Owner request,
-                                           std::int64_t row, std::int64_t cell) {
+__device__ __forceinline__ void report_out_of_range(const RingParams& ring, const PoolParams& p,
+                                                    std::int64_t slot, Moment moment, Owner request,
+                                                    std::int64_t row, std::int64_t cell) {
   const Sighting to = sight(ring, p, slot, life_of_cell(row, cell), Reason::out_of_range, moment);
   if (!to) return;
   if (has(p, slot)) describe_slot(load_record(p, slot), p.ledger[slot], *to);

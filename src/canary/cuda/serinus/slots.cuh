@@ -145,8 +145,8 @@ __device__ inline int find_live(const PoolParams& p, std::int64_t cursor, std::i
         if (lane >= d) up_to += below;
       }
       std::int64_t rank = f.ranks[i] + up_to - __popc(bits);
-      for (; bits != 0; bits &= bits - 1, ++rank) {
-        if (rank < first || rank >= last) continue;
+      for (; bits != 0 && rank < first; ++rank) bits &= bits - 1;
+      for (; bits != 0 && rank < last; bits &= bits - 1, ++rank) {
         list[rank - first] =
             (chunk * (kChunk / 32) + lane) * 32 + __ffs(static_cast<int>(bits)) - 1;
         atomicAdd(&f.listed, 1);

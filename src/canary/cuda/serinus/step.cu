@@ -10,6 +10,9 @@
 // a sweep for the stamps, where its slot is one of theirs or something is wrong. What a launch
 // moves (cursors, the step's number) is moved by the CTA that read it last, while the bytes are
 // under way.
+// The kernel is over before code for faults would have been fetched.
+#define SERINUS_FAULT_PATH __noinline__ inline
+
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -32,7 +35,7 @@ struct StepShape {
   Moment moment;
   bool ends_step;
   std::int64_t records, sweep_slots;
-  TileShape tile, null_tile;
+  TileShape tile;
   int checks, stamps, sweeps;  ///< CTAs
 };
 
@@ -47,30 +50,54 @@ __device__ __forceinline__ unsigned field(std::uint64_t arrivals, int i) {
 template <Depth kDepth>
 struct Shared {
   ScratchOf<kDepth> bytes;
-  TileCounts counts;
-  std::uint64_t step;
+  PoolParams pool;  ///< as the launch has them, for functions that are called
+  BatchParams batch;
+  RingParams ring;  ///< that reports in `step`
+  std::uint64_t step, length_sum;
+  TileCounts counts, uncounted;
   StepDone before;
   // A check's:
   std::uint64_t lengths[kWarps];
   int tiles[kWarps];
+  RowCursor next[kMostRequests];  ///< `unused`: whether it moves
   Range tile;
   std::int64_t request, row;
   Owner owner;
-  // Stamps':
-  std::int32_t slots[kWarp];
-  int stored;
   // A sweep's:
   Finder finder;
   std::int64_t list[kWarp];
+  SlotView views[kWarp];
 };
+
+/// Brings the table of pieces near: it is never written.
+__device__ __forceinline__ void touch_pieces(const PoolParams& p) {
+  constexpr int kLine = 128;
+  const auto* const at = reinterpret_cast<const std::uint8_t*>(p.pieces);
+  const int bytes = p.num_pieces * static_cast<int>(sizeof(Piece));
+  for (int i = static_cast<int>(threadIdx.x) * kLine; i < bytes; i += kThreads * kLine) {
+    gpu::ptx::touch(at + i);
+  }
+}
+
+/// Copies a kernel's parameter, by all threads.
+template <class T>
+__device__ __forceinline__ void copy_parameter(const T& from, T& to) {
+  static_assert(sizeof(T) % 4 == 0 && sizeof(T) <= 4 * kThreads);
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= static_cast<int>(sizeof(T) / 4)) return;
+  reinterpret_cast<std::uint32_t*>(&to)[i] = reinterpret_cast<const std::uint32_t*>(&from)[i];
+}
 
 /// What the launch needs of PoolWords and of the ring, before anybody moves it.
 template <Depth kDepth>
 __device__ __forceinline__ void read_words(const PoolParams& p, const RingParams& ring,
                                            Shared<kDepth>& shared) {
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x != kThreads - kWarp) return;  // the first warp has enough to wait for
   shared.counts = {};
+  shared.ring = ring;
+  shared.ring.step = &shared.step;
   shared.step = __ldcg(&ring.header->counts.steps);
+  shared.length_sum = __ldcg(&p.words->length_sum);
   shared.before.checks = __ldcg(&p.words->done_before.checks);
   shared.before.composed = __ldcg(&p.words->done_before.composed);
   shared.before.stamps = __ldcg(&p.words->done_before.stamps);
@@ -100,10 +127,27 @@ __device__ __forceinline__ void wait_for(const std::uint32_t& count, std::uint32
   while (newer(target, gpu::ptx::load_acquire(&count))) {
   }
 }
-/// This CTA has done its part. All threads call it; what they stored is seen by who waits.
+/// What must be done before this CTA may go on.
+struct Wait {
+  const StepDone* done = nullptr;
+  std::uint32_t checks = 0, stamps = 0;
+  __device__ __forceinline__ void operator()() const {
+    if (done == nullptr) return;
+    wait_for(done->checks, checks);
+    wait_for(done->stamps, stamps);
+  }
+};
+
+__device__ __forceinline__ Wait after_stamps(const PoolParams& p, const StepShape& s,
+                                             const StepDone& before) {
+  return {&p.words->done, before.checks + static_cast<std::uint32_t>(s.checks) + 1,
+          before.stamps + static_cast<std::uint32_t>(s.stamps)};
+}
+
+/// The first warp has done its part; what it stored is seen by who waits.
 __device__ __forceinline__ void done(std::uint32_t& count) {
   __threadfence();
-  __syncthreads();
+  __syncwarp();
   if (threadIdx.x == 0) atomicAdd(&count, 1u);
 }
 
@@ -112,7 +156,7 @@ __device__ __forceinline__ void done(std::uint32_t& count) {
 /// Finds this CTA's tile among those of all requests, a thread a request. False: there is none.
 template <Depth kDepth>
 __device__ bool find_tile(const PoolParams& p, const BatchParams& b, const StepShape& s,
-                          Shared<kDepth>& shared, Plan& plan) {
+                          Shared<kDepth>& shared) {
   const int t = static_cast<int>(threadIdx.x);
   const int lane = lane_id();
   const int warp = t / kWarp;
@@ -137,10 +181,13 @@ __device__ bool find_tile(const PoolParams& p, const BatchParams& b, const StepS
   std::uint64_t total = 0;
   for (const std::uint64_t n : shared.lengths) total += n;
   int tiles = 0;
+  Plan plan;
   if (mine) {
     plan = plan_of(p, b, t, s.records, total, cursor);
+#pragma unroll
     for (const Range& r : plan.ranges) tiles += static_cast<int>(s.tile.tiles(r.end - r.begin));
   }
+  if (mine) shared.next[t] = {plan.next.owner, plan.rolls ? 1 : 0, plan.next.cell};
   int up_to = tiles;
   for (int d = 1; d < kWarp; d *= 2) {
     const int below = __shfl_up_sync(kAllLanes, up_to, d);
@@ -152,11 +199,13 @@ __device__ bool find_tile(const PoolParams& p, const BatchParams& b, const StepS
   int tile = static_cast<int>(blockIdx.x) - (up_to - tiles);
   if (tile >= 0 && tile < tiles) {
     Range range = plan.ranges[0];
+#pragma unroll
     for (int i = 1; i < kRanges; ++i) {
       const auto before = static_cast<int>(s.tile.tiles(range.end - range.begin));
-      if (tile < before) break;
-      tile -= before;
-      range = plan.ranges[i];
+      if (tile >= before) {
+        tile -= before;
+        range = plan.ranges[i];
+      }
     }
     const std::int64_t begin = range.begin + std::int64_t{tile} * s.tile.rows;
     shared.tile = {begin, begin + s.tile.rows < range.end ? begin + s.tile.rows : range.end};
@@ -182,263 +231,349 @@ __device__ __forceinline__ void view_cell(const PoolParams& p, std::int32_t loca
   view.mark = __ldcg(p.marks + view.slot);
 }
 
-/// The null slot and lengths that leave the table are one CTA's, cells another's.
-template <Depth kDepth>
-__device__ void check_tile(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                           const StepShape& s, Shared<kDepth>& shared) {
-  const int lane = lane_id();
-  const bool first_warp = threadIdx.x < kWarp;
-  const Range tile = shared.tile;
-  const Walk walk(p, b, shared.request, shared.row, shared.owner);
-  const auto n = static_cast<int>(tile.end - tile.begin);
-  const bool inside = lane < n;
-  // Everything is asked for, then bytes are hashed, then all is looked at.
-  CellView mine, before;
+/// A lane's cell and, of the first lane, the one before: all that a check looks at.
+struct CheckView {
+  CellView cell, before;
   std::int64_t token = -1;
-  if (inside) {
-    const std::int32_t location = __ldg(walk.cells + tile.begin + lane);
-    std::int32_t location_before = 0;
-    const bool asks_before = first_warp && lane == 0 && tile.begin > 0;
-    if (asks_before) location_before = __ldg(walk.cells + tile.begin - 1);
-    if (first_warp) {
-      token = walk.token(tile.begin + lane);
-      view_cell(p, location, mine);
-      if (asks_before) view_cell(p, location_before, before);
-    } else {
-      mine.slot = slot_of(p, location);
-    }
-  }
-  if constexpr (kDepth != Depth::none) {
-    if (lane < s.tile.rows) note_bytes(shared.bytes, lane, mine.slot, 0);
-    __syncwarp();
-    digest_tile<kDepth>(p, s.tile, shared.bytes.digest);
-    __syncthreads();
-  }
-  if (!first_warp) return;
-  std::uint64_t chain = shuffle_up(mine.record.chain);
-  bool sound = tile.end <= std::int64_t{1} << 31;  // no record has a later position
-  if (lane == 0) {
-    chain = kChainAnchor;
-    if (tile.begin > 0) {
-      chain = before.record.chain;
-      sound = sound && before.record.position == tile.begin - 1 &&
-              is_readers(walk, tile.begin - 1, before.record, before.mark);
-    }
-  }
-  if (inside) {
-    sound =
-        sound && is_plainly_sound(walk, tile.begin + lane, mine.record, mine.mark, chain, token);
-  }
-  int verified = n;
-  if constexpr (kDepth != Depth::none) {
-    if (lane < s.tile.rows) {
-      note_bytes(shared.bytes, lane, mine.slot, mine.record.kv_digest);
-    }
-  }
-  if (!__all_sync(kAllLanes, sound || !inside)) {
-    verified =
-        judge_group<kDepth>(p, ring, walk, s.moment, tile.begin, tile.end, true, 0, shared.bytes);
-  }
-  if (lane == 0) shared.counts.verified = verified;
-  if constexpr (kDepth != Depth::none) {
-    __syncwarp();
-    compare_digests(p, ring, s.tile, shared.bytes, s.moment, shared.owner, shared.row,
-                    shared.counts, [] {});
-  }
-}
+};
 
+/// Asks for the cells of the CTA's tile; the first warp for all that belongs to them.
 template <Depth kDepth>
-__device__ void check(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                      const StepShape& s, Shared<kDepth>& shared) {
-  const int t = static_cast<int>(threadIdx.x);
-  Plan plan;
-  const bool found = find_tile(p, b, s, shared, plan);
-  std::uint64_t arrivals = 0;
-  if (t == 0) arrivals = arrive(p, kOneCheck);
-  if (found) check_tile(p, ring, b, s, shared);
-  if (t == 0) finish_arrivals(p, ring, s, arrivals, shared.before, shared.step);
-  if (__syncthreads_or(t == 0 && field(arrivals, 1) == static_cast<unsigned>(s.checks)) != 0) {
-    if (t < b.num_requests && plan.rolls) p.cursors[b.rows[t]] = plan.next;
-  }
-  if (found) add_counts(p, ring, shared.counts);
-  if (s.stamps + s.sweeps > 0) done(p.words->done.checks);
-}
-
-template <Depth kDepth>
-__device__ void check_null_slot(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                                const StepShape& s, Shared<kDepth>& shared) {
-  __syncthreads();
-  std::uint64_t arrivals = 0;
-  if (threadIdx.x == 0) arrivals = arrive(p, kOne);
-  report_ranges(p, ring, b, s.moment);
-  if (p.clean_null) check_null<kDepth>(p, ring, s.moment, s.null_tile, shared.bytes);
-  if (threadIdx.x == 0) {
-    finish_arrivals(p, ring, s, arrivals, shared.before, shared.step);
-  }
-  if (s.stamps + s.sweeps > 0) done(p.words->done.checks);
-}
-
-// ---------------------------------------------------------------- stamps
-
-template <Depth kDepth>
-__device__ void compose(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                        const Workspace& w, const StepShape& s, Shared<kDepth>& shared) {
-  __syncthreads();
-  std::uint64_t arrivals = 0;
-  if (threadIdx.x == 0) arrivals = arrive(p, kOne);
-  compose_tile(p, ring, b, 0, w.tokens, w.maps);
-  done(p.words->done.composed);
-  if (threadIdx.x == 0) finish_arrivals(p, ring, s, arrivals, shared.before, shared.step);
-}
-
-template <Depth kDepth>
-__device__ void stamp(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                      const Workspace& w, const StepShape& s, int cta, Shared<kDepth>& shared) {
+__device__ __forceinline__ void view_tile(const PoolParams& p, const BatchParams& b,
+                                          const Shared<kDepth>& shared, CheckView& view) {
   const int lane = lane_id();
-  const int t = static_cast<int>(threadIdx.x);
-  const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
-  const bool inside = lane < s.tile.rows && j < b.num_tokens;
-  const std::int64_t slot = inside ? stamped_slot(p, b.locations[j]) : -1;
-  __syncthreads();
-  std::uint64_t arrivals = 0;
-  if (t == 0) arrivals = arrive(p, kOne);
-  if constexpr (kDepth != Depth::none) {
-    if (lane < s.tile.rows) {
-      note_bytes(shared.bytes, lane, static_cast<std::int32_t>(slot), 0);
-    }
-    __syncwarp();
-    digest_tile<kDepth>(p, s.tile, shared.bytes.digest);
-    __syncthreads();
+  const Range tile = shared.tile;
+  if (tile.begin + lane >= tile.end) return;
+  const Walk walk(p, b, shared.request, shared.row, shared.owner);
+  const std::int32_t location = __ldg(walk.cells + tile.begin + lane);
+  if (threadIdx.x >= kWarp) {
+    view.cell.slot = slot_of(p, location);
+    return;
   }
-  if (t < kWarp) {
-    wait_for(p.words->done.composed, shared.before.composed + 1);
-    StampedToken token;
-    if (slot > 0) token = load_composed(w.tokens + j);
-    const bool stamped = token.request >= 0;
-    std::uint64_t digest = 0;
-    if constexpr (kDepth != Depth::none) {
-      if (stamped) digest = digest_of(p, s.tile, shared.bytes.digest, lane);
-    }
-    wait_for(p.words->done.checks, shared.before.checks + s.checks + 1);
-    if (stamped) store_token(p, ring, b, j, token, slot, chain_alone(token), digest);
-    const int stored = __popc(__ballot_sync(kAllLanes, stamped));
-    if (lane == 0) {
-      finish_arrivals(p, ring, s, arrivals, shared.before, shared.step);
-      add(ring.header->counts.records_written, static_cast<std::uint64_t>(stored));
-      add(ring.header->counts.bytes_digested,
-          static_cast<std::uint64_t>(stored) * static_cast<std::uint64_t>(p.slot_bytes));
-    }
-  }
-  if (s.sweeps > 0) done(p.words->done.stamps);
+  const bool asks_before = lane == 0 && tile.begin > 0;
+  std::int32_t location_before = 0;
+  if (asks_before) location_before = __ldg(walk.cells + tile.begin - 1);
+  view.token = walk.token(tile.begin + lane);
+  view_cell(p, location, view.cell);
+  if (asks_before) view_cell(p, location_before, view.before);
 }
 
-// ---------------------------------------------------------------- sweep
+/// Whether this lane's cell is plainly sound. The first warp calls it.
+__device__ __forceinline__ bool is_sound(const Walk& walk, const Range& tile,
+                                         const CheckView& view) {
+  const std::int64_t cell = tile.begin + lane_id();
+  std::uint64_t chain = shuffle_up(view.cell.record.chain);
+  bool sound = cell < std::int64_t{1} << 31;  // no record has a later position
+  if (lane_id() == 0) {
+    chain = kChainAnchor;
+    if (cell > 0) {
+      const CellView& before = view.before;
+      chain = before.record.chain;
+      sound &= before.record.position == cell - 1 &&
+               is_readers(walk, cell - 1, before.record, before.mark);
+    }
+  }
+  if (cell >= tile.end) return true;
+  return sound && is_plainly_sound(walk, cell, view.cell.record, view.cell.mark, chain, view.token);
+}
+
+/// What follows where a cell is not.
+template <Depth kDepth>
+__device__ __noinline__ int judge_tile(Moment moment, Shared<kDepth>& shared) {
+  const PoolParams& p = shared.pool;
+  const Walk walk(p, shared.batch, shared.request, shared.row, shared.owner);
+  return judge_group<kDepth>(p, shared.ring, walk, moment, shared.tile.begin, shared.tile.end, true,
+                             0, shared.bytes);
+}
+
+// ---------------------------------------------------------------- bytes
+
+/// Hashes the CTA's tile, whose slots are in every warp's scratch. A barrier must follow.
+template <Depth kDepth>
+__device__ __forceinline__ void hash_tile(const PoolParams& p, const TileShape& tile,
+                                          DigestScratch<kDepth>& scratch) {
+  const int t = static_cast<int>(threadIdx.x);
+  const std::int32_t* const slots = scratch.slots[t / kWarp];
+  if constexpr (kDepth == Depth::partial) {
+    digest_partial(p, tile, share_of(tile, kThreads, t), scratch, slots, scratch.sums);
+  } else if constexpr (kDepth == Depth::all) {
+    digest_all(p, tile, share_of(tile, kThreads / kOctet, t / kOctet), scratch, slots,
+               scratch.sums);
+  }
+}
+
+/// Tells which of the noted slots' bytes are not what their records say, once `wait` is over.
+template <Depth kDepth>
+__device__ __noinline__ void report_bytes(TileShape tile, Moment moment, Owner request,
+                                          std::int64_t row, Shared<kDepth>& shared, Wait wait) {
+  compare_digests(shared.pool, shared.ring, tile, shared.bytes, moment, request, row,
+                  shared.uncounted, wait);
+}
+
+/// The digest of this lane's row. The first warp calls it.
+template <Depth kDepth>
+__device__ __forceinline__ std::uint64_t lane_digest(const PoolParams& p, const TileShape& tile,
+                                                     const Shared<kDepth>& shared) {
+  const int lane = lane_id();
+  if constexpr (kDepth == Depth::none) {
+    return 0;
+  } else if (tile.rows > 1) {
+    return lane < tile.rows ? digest_of(p, tile, shared.bytes.digest, lane) : 0;
+  } else {
+    std::uint64_t sum = lane < tile.parts ? shared.bytes.digest.sums[lane] : 0;
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const std::uint64_t other =
+          __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+      sum = hash::fold(sum + other);
+    }
+    return hash::finish(hash::canonical(sum + shared.length_sum), p.depth);
+  }
+}
+
+/// Compares this lane's slot, which is `stored`'s; -1: nothing. The first warp calls it.
+template <Depth kDepth>
+__device__ __forceinline__ void compare(const PoolParams& p, const StepShape& s, Moment moment,
+                                        Owner request, std::int64_t row, std::int32_t slot,
+                                        std::uint64_t stored, Shared<kDepth>& shared, Wait wait) {
+  if constexpr (kDepth != Depth::none) {
+    const int lane = lane_id();
+    const bool compared = lane < s.tile.rows && slot >= 0;
+    const bool differs = lane_digest(p, s.tile, shared) != stored && compared;
+    const int n = __popc(__ballot_sync(kAllLanes, compared));
+    if (lane == 0) shared.counts.compared = n;
+    if (__all_sync(kAllLanes, !differs)) return;
+    if (lane < s.tile.rows) note_bytes(shared.bytes, lane, slot, stored);
+    __syncwarp();
+    report_bytes<kDepth>(s.tile, moment, request, row, shared, wait);
+  }
+}
+
+/// The null slot of a clean pool must stay as it was.
+__device__ __noinline__ void report_null(const PoolParams& p, const RingParams& ring, Moment moment,
+                                         std::uint64_t digest) {
+  const Record r = load_record(p, 0);
+  const LedgerEntry e = p.ledger[0];
+  if (const Sighting to =
+          sight(ring, p, 0, e.generation, Reason::null_slot_dirty, moment, digest)) {
+    describe_slot(r, e, *to);
+    to->stored_digest = p.words->null_digest;
+  }
+}
+
+// ---------------------------------------------------------------- stamps and sweep
 
 __device__ __forceinline__ std::int64_t sweep_cursor(const PoolParams& p) {
   const std::int64_t cursor = __ldcg(&p.words->sweep_cursor);
   return has(p, cursor) ? cursor : 0;
 }
 
-/// By thread 0: whoever of the sweep arrived last moves its cursor.
-__device__ __forceinline__ void finish_sweep(const PoolParams& p, const RingParams& ring,
-                                             const StepShape& s, std::uint64_t arrivals,
-                                             const StepDone& before, std::uint64_t step) {
-  if (field(arrivals, 2) == static_cast<unsigned>(s.sweeps)) {
-    __threadfence();
-    p.words->sweep_cursor = __ldcg(&p.words->next_cursor);
-  }
-  finish_arrivals(p, ring, s, arrivals, before, step);
+/// True if its bytes are to be compared.
+__device__ __noinline__ bool judge_slot(const PoolParams& p, const RingParams& ring,
+                                        std::int64_t slot, const SlotView& view,
+                                        TileCounts& counts) {
+  std::uint64_t stored = 0;
+  return check_view(p, ring, Moment::sweep, slot, view, true, stored, counts);
 }
 
-template <Depth kDepth>
-__device__ void sweep(const PoolParams& p, const RingParams& ring, const BatchParams& b,
-                      const StepShape& s, int cta, Shared<kDepth>& shared) {
-  const int t = static_cast<int>(threadIdx.x);
-  const int lane = lane_id();
-  const std::int64_t first = std::int64_t{cta} * s.tile.rows;
-  const std::int64_t last = min(first + s.tile.rows, s.sweep_slots);
-  const int n = find_live(p, sweep_cursor(p), first, last, shared.finder, shared.list);
-  std::uint64_t arrivals = 0;
-  if (t == 0) arrivals = arrive(p, kOneSweep);
-  const auto wait_for_all = [&] {
-    wait_for(p.words->done.checks, shared.before.checks + s.checks + 1);
-    wait_for(p.words->done.stamps, shared.before.stamps + s.stamps);
-  };
-  // A slot that this very step stamps is looked at afterwards.
-  bool of_step = false;
-  for (std::int64_t j = t; j < (s.stamps > 0 ? b.num_tokens : 0); j += kThreads) {
-    const std::int64_t slot = stamped_slot(p, b.locations[j]);
-    for (int i = 0; i < n; ++i) of_step |= shared.list[i] == slot;
-  }
-  if (__syncthreads_or(of_step) != 0) wait_for_all();
-  SlotView view;
-  const std::int64_t slot = lane < n ? shared.list[lane] : -1;
-  if (slot >= 0 && t < kWarp) view = view_slot(p, slot);
-  if constexpr (kDepth != Depth::none) {
-    if (lane < s.tile.rows) {
-      note_bytes(shared.bytes, lane, static_cast<std::int32_t>(slot), 0);
-    }
-    __syncwarp();
-    digest_tile<kDepth>(p, s.tile, shared.bytes.digest);
-    __syncthreads();
-  }
-  if (t < kWarp) {
-    std::uint64_t stored = 0;
-    bool written = false;
-    if (slot >= 0) {
-      if (view.entry.written != 0 && view.seal != hash::seal(view.record)) wait_for_all();
-      written = check_view(p, ring, Moment::sweep, slot, view, true, stored, shared.counts);
-    }
-    if constexpr (kDepth != Depth::none) {
-      if (lane < s.tile.rows) {
-        note_bytes(shared.bytes, lane, written ? static_cast<std::int32_t>(slot) : -1, stored);
-      }
-      __syncwarp();
-      compare_digests(p, ring, s.tile, shared.bytes, Moment::sweep, Owner{0}, std::int64_t{-1},
-                      shared.counts, wait_for_all);
-    }
-    if (t == 0) finish_sweep(p, ring, s, arrivals, shared.before, shared.step);
-  }
-  add_counts(p, ring, shared.counts);
-}
+// ---------------------------------------------------------------- the kernel
 
-/// A pass ends at the last slot; the next sweep begins with the first that is too many.
-template <Depth kDepth>
-__device__ void find_next_sweep(const PoolParams& p, const RingParams& ring, const StepShape& s,
-                                Shared<kDepth>& shared) {
-  const int more =
-      find_live(p, sweep_cursor(p), s.sweep_slots, s.sweep_slots + 1, shared.finder, shared.list);
-  if (threadIdx.x != 0) return;
-  p.words->next_cursor = more != 0 ? shared.list[0] : 0;
-  if (more == 0) add(ring.header->counts.sweeps, 1);
-  __threadfence();
-  finish_sweep(p, ring, s, arrive(p, kOneSweep), shared.before, shared.step);
+enum class Role : std::uint8_t { check, null_slot, compose, stamp, sweep, find };
+
+/// What a CTA does, and the how manieth of those that do it is.
+__device__ __forceinline__ Role role_of(const StepShape& s, int& cta) {
+  cta = static_cast<int>(blockIdx.x);
+  if (cta < s.checks) return Role::check;
+  cta -= s.checks;
+  if (cta == 0) return Role::null_slot;
+  cta -= 1;
+  if (s.stamps > 0) {
+    if (cta == 0) return Role::compose;
+    cta -= 1;
+    if (cta < s.stamps) return Role::stamp;
+    cta -= s.stamps;
+  }
+  return cta < s.sweeps - 1 ? Role::sweep : Role::find;
 }
 
 template <Depth kDepth>
 __global__ void __launch_bounds__(kThreads, kCtas)
     step_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams whole_ring,
-                const __grid_constant__ BatchParams b, const Workspace w,
+                const __grid_constant__ BatchParams b, const __grid_constant__ Workspace w,
                 const __grid_constant__ StepShape s) {
   Shared<kDepth>& shared = shared_as<Shared<kDepth>>();
-  if constexpr (kDepth != Depth::none) init_digest(shared.bytes.digest);
+  if constexpr (kDepth != Depth::none) {
+    init_digest(shared.bytes.digest);
+    touch_pieces(p);
+  }
+  copy_parameter(p, shared.pool);
+  copy_parameter(b, shared.batch);
   gpu::ptx::follow_previous_grid();
   read_words(p, whole_ring, shared);
-  RingParams ring = whole_ring;
-  ring.step = &shared.step;
-  int cta = static_cast<int>(blockIdx.x);
-  if (cta < s.checks) return check(p, ring, b, s, shared);
-  cta -= s.checks;
-  if (cta == 0) return check_null_slot(p, ring, b, s, shared);
-  cta -= 1;
-  if (s.stamps > 0) {
-    if (cta == 0) return compose(p, ring, b, w, s, shared);
-    cta -= 1;
-    if (cta < s.stamps) return stamp(p, ring, b, w, s, cta, shared);
-    cta -= s.stamps;
+  const RingParams& ring = shared.ring;
+  const int t = static_cast<int>(threadIdx.x);
+  const int lane = lane_id();
+  int cta = 0;
+  const Role role = role_of(s, cta);
+  // What is to be hashed, a slot a lane, the same in every warp; and what belongs to it.
+  bool hashes = true;
+  std::int32_t slot = -1;
+  std::uint64_t fields = kOne;
+  CheckView check;
+  SlotView swept;
+  if (role == Role::check) {
+    hashes = find_tile(p, b, s, shared);
+    if (hashes) view_tile(p, b, shared, check);
+    slot = check.cell.slot;
+    fields = kOneCheck;
+  } else if (role == Role::null_slot) {
+    if (lane == 0 && p.clean_null) slot = 0;
+    __syncthreads();
+    report_ranges(p, ring, b, s.moment);
+  } else if (role == Role::compose) {
+    __syncthreads();
+    compose_tile<1>(p, ring, b, 0, w.tokens, w.maps);
+    __threadfence();
+    __syncthreads();
+    if (t == 0) atomicAdd(&p.words->done.composed, 1u);
+    hashes = false;
+  } else if (role == Role::stamp) {
+    const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
+    if (lane < s.tile.rows && j < b.num_tokens) {
+      slot = static_cast<std::int32_t>(stamped_slot(p, b.locations[j]));
+    }
+    __syncthreads();
+  } else {
+    // A pass ends at the last slot; the next sweep begins with the first that is too many.
+    const bool finds = role == Role::find;
+    const std::int64_t first = finds ? s.sweep_slots : std::int64_t{cta} * s.tile.rows;
+    const std::int64_t last = finds ? first + 1 : min(first + s.tile.rows, s.sweep_slots);
+    const int n = find_live(p, sweep_cursor(p), first, last, shared.finder, shared.list);
+    fields = kOneSweep;
+    if (finds) {
+      hashes = false;
+      if (t == 0) {
+        p.words->next_cursor = n != 0 ? shared.list[0] : 0;
+        if (n == 0) add(ring.header->counts.sweeps, 1);
+        __threadfence();
+      }
+    } else {
+      if (lane < n) slot = static_cast<std::int32_t>(shared.list[lane]);
+      // A slot that this very step stamps is looked at afterwards.
+      bool of_step = false;
+      for (std::int64_t j = t; j < (s.stamps > 0 ? b.num_tokens : 0); j += kThreads) {
+        const std::int64_t stamped = stamped_slot(p, b.locations[j]);
+        for (int i = 0; i < n; ++i) of_step |= shared.list[i] == stamped;
+      }
+      if (__syncthreads_or(of_step) != 0) after_stamps(p, s, shared.before)();
+      if (slot >= 0 && t < kWarp) swept = view_slot(p, slot);
+    }
   }
-  if (cta < s.sweeps - 1) return sweep(p, ring, b, s, cta, shared);
-  find_next_sweep(p, ring, s, shared);
+  std::uint64_t arrivals = 0;
+  if (t == 0) arrivals = arrive(p, fields);
+
+  if constexpr (kDepth != Depth::none) {
+    if (hashes) {
+      if (lane < s.tile.rows) note_bytes(shared.bytes, lane, slot, 0);
+      __syncwarp();
+      hash_tile<kDepth>(p, s.tile, shared.bytes.digest);
+    }
+    __syncthreads();
+  }
+
+  if (t >= kWarp) return;  // one warp looks at what all have hashed
+  RingCounts& total = whole_ring.header->counts;
+  const bool has_waiting = s.stamps + s.sweeps > 0;
+  if (role == Role::check) {
+    if (hashes) {
+      const Walk walk(p, b, shared.request, shared.row, shared.owner);
+      std::uint64_t stored = check.cell.record.kv_digest;
+      int verified = static_cast<int>(shared.tile.end - shared.tile.begin);
+      if (!__all_sync(kAllLanes, is_sound(walk, shared.tile, check))) [[unlikely]] {
+        verified = judge_tile<kDepth>(s.moment, shared);
+        if constexpr (kDepth != Depth::none) {
+          __syncwarp();
+          slot = shared.bytes.digest.slots[0][lane];
+          stored = shared.bytes.stored[0][lane];
+        }
+      }
+      if (lane == 0) shared.counts.verified = verified;
+      compare(p, s, s.moment, shared.owner, shared.row, slot, stored, shared, Wait{});
+    }
+    // All that the check read is here, and what it reported has been fenced.
+    if (has_waiting && lane == 0) atomicAdd(&p.words->done.checks, 1u);
+  } else if (role == Role::null_slot) {
+    const std::uint64_t digest = lane_digest(p, s.tile, shared);
+    if (slot == 0) {
+      if (!is_blank(load_record(p, 0)) || (kDepth != Depth::none && digest != p.words->null_digest))
+          [[unlikely]] {
+        report_null(shared.pool, ring, s.moment, digest);
+      }
+    }
+    if (has_waiting) done(p.words->done.checks);
+  } else if (role == Role::stamp) {
+    const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
+    const std::uint64_t digest = lane_digest(p, s.tile, shared);
+    wait_for(p.words->done.composed, shared.before.composed + 1);
+    StampedToken token;
+    if (slot > 0) token = load_composed(w.tokens + j);
+    const bool stamped = token.request >= 0;
+    NewRecord made;
+    if (stamped) {
+      made = new_record(p, b, j, token, slot);
+      const std::uint64_t chain = chain_alone(token);
+      made.record.chain = chain == 0 ? hash::kP : chain;
+      made.record.kv_digest = digest;
+    }
+    wait_for(p.words->done.checks, shared.before.checks + s.checks + 1);
+    if (stamped) store_record(p, ring, made);
+    const int stored = __popc(__ballot_sync(kAllLanes, stamped));
+    if (s.sweeps > 0) done(p.words->done.stamps);
+    if (lane == 0) {
+      add(total.records_written, static_cast<std::uint64_t>(stored));
+      add(total.bytes_digested,
+          static_cast<std::uint64_t>(stored) * static_cast<std::uint64_t>(p.slot_bytes));
+    }
+  } else if (role == Role::sweep) {
+    std::uint64_t stored = swept.record.kv_digest;
+    const bool sound =
+        slot < 0 || (swept.entry.written != 0 && swept.seal == hash::seal(swept.record));
+    const int verified = __popc(__ballot_sync(kAllLanes, slot >= 0 && sound));
+    if (lane == 0) shared.counts.verified = verified;
+    __syncwarp();
+    if (!sound) [[unlikely]] {
+      shared.views[lane] = swept;
+      if (swept.entry.written != 0) after_stamps(p, s, shared.before)();
+      if (!judge_slot(shared.pool, ring, slot, shared.views[lane], shared.counts)) slot = -1;
+    }
+    __syncwarp();
+    compare(p, s, Moment::sweep, Owner{0}, std::int64_t{-1}, slot, stored, shared,
+            after_stamps(p, s, shared.before));
+  }
+
+  // What was counted, and what the launch moves, by who read it last.
+  unsigned checked = 0;
+  if (lane == 0) {
+    if ((role == Role::check || role == Role::sweep) && hashes) {
+      const TileCounts& counts = shared.counts;
+      add(total.records_verified, static_cast<std::uint64_t>(counts.verified));
+      add(total.skipped_empty, static_cast<std::uint64_t>(counts.empty));
+      add(total.bytes_digested,
+          static_cast<std::uint64_t>(counts.compared) * static_cast<std::uint64_t>(p.slot_bytes));
+    }
+    if (fields == kOneSweep && field(arrivals, 2) == static_cast<unsigned>(s.sweeps)) {
+      __threadfence();
+      p.words->sweep_cursor = __ldcg(&p.words->next_cursor);
+    }
+    finish_arrivals(p, whole_ring, s, arrivals, shared.before, shared.step);
+    checked = field(arrivals, 1);
+  }
+  if (role != Role::check) return;
+  if (__shfl_sync(kAllLanes, checked, 0) != static_cast<unsigned>(s.checks)) return;
+  for (std::int64_t r = lane; r < b.num_requests; r += kWarp) {
+    const RowCursor& next = shared.next[r];
+    if (next.unused != 0) p.cursors[b.rows[r]] = {next.owner, 0, next.cell};
+  }
 }
 
 int ceil_div(std::int64_t n, int by) {
@@ -454,7 +589,6 @@ StepShape shape_of(const PoolParams& p, const BatchParams& b, const StepWork& wo
   s.records = work.records;
   s.sweep_slots = std::min(work.sweep_slots, p.num_slots);
   s.tile = {rows, parts_of(p, rows), true};
-  s.null_tile = {1, parts_of(p, 1), true};
   // A request's rolling part is one range or two, each of which ends a tile.
   s.checks = rows == 1 ? static_cast<int>(cells)
                        : ceil_div(cells, rows) + 2 * static_cast<int>(b.num_requests);
@@ -469,7 +603,7 @@ int grid_of(const StepShape& s) {
 }  // namespace
 
 bool fits_step(const BatchParams& b, const StepWork& work) {
-  constexpr std::int64_t kMostRecords = 4096, kMostTokens = 512;
+  constexpr std::int64_t kMostRecords = 4096, kMostTokens = kThreads;
   return b.num_requests <= kMostRequests && b.due == nullptr && work.records > 0 &&
          work.records <= kMostRecords && work.sweep_slots <= kMostRecords &&
          (!work.stamps || (b.num_tokens <= kMostTokens && b.parents == nullptr));

@@ -174,45 +174,69 @@ __device__ inline NewToken token_at(const PoolParams& p, const RingParams& ring,
   return made;
 }
 
+/// A token's record but for chain and digest, and what was at its slot before.
+struct NewRecord {
+  Record record;
+  LedgerEntry before;
+  std::int64_t slot = -1, row = 0, cell = 0, told = -1;
+  std::int32_t prev = -2;
+  bool owned = false, claimed = false;
+};
+__device__ __forceinline__ NewRecord new_record(const PoolParams& p, const BatchParams& b,
+                                                std::int64_t j, const StampedToken& token,
+                                                std::int64_t slot) {
+  NewRecord n;
+  n.slot = slot;
+  n.cell = token.cell;
+  n.prev = token.prev;
+  n.row = b.rows[token.request];
+  const Owner owner = b.owners[token.request];
+  n.before = p.ledger[slot];
+  n.owned = n.before.owner == owner && owner != 0;
+  n.claimed = !n.owned && claims(p, n.before, slot, owner);
+  n.record = {static_cast<std::uint32_t>(b.tokens[j]),
+              static_cast<std::uint32_t>(b.positions[j]),
+              owner,
+              n.owned || n.claimed ? n.before.generation : 0,
+              0,
+              0};
+  n.told = Walk(p, b, token.request, n.row, owner).token(n.cell);
+  return n;
+}
+
 /// Stores a token's record and what belongs to it, and reports what was wrong with it.
-__device__ inline void store_token(const PoolParams& p, const RingParams& ring,
-                                   const BatchParams& b, std::int64_t j, const StampedToken& token,
-                                   std::int64_t slot, std::uint64_t chain, std::uint64_t digest) {
-  const std::int64_t r = token.request;
-  const Owner owner = b.owners[r];
-  const std::int64_t row = b.rows[r];
-  LedgerEntry& e = p.ledger[slot];
-  const LedgerEntry now = e;
-  const bool owned = now.owner == owner && owner != 0;
-  const bool claimed = !owned && claims(p, now, slot, owner);
-  const auto position = static_cast<std::uint32_t>(b.positions[j]);
-  const Record record{static_cast<std::uint32_t>(b.tokens[j]),
-                      position,
-                      owner,
-                      owned || claimed ? now.generation : 0,
-                      chain == 0 ? hash::kP : chain,
-                      digest};
-  store_record(p, slot, record);
-  if (owned || claimed) {
-    seal(p, slot, record);
-    e.written = position + 1;
-    e.prev = token.prev;
+__device__ __forceinline__ void store_record(const PoolParams& p, const RingParams& ring,
+                                             const NewRecord& n) {
+  const Record& record = n.record;
+  store_record(p, n.slot, record);
+  if (n.owned || n.claimed) {
+    seal(p, n.slot, record);
+    p.ledger[n.slot].written = record.position + 1;
+    p.ledger[n.slot].prev = n.prev;
   }
   // A wrong input is stamped as it is, so that the chain goes on; but it is seen here first.
-  const std::int64_t cell = token.cell;
-  const std::int64_t told = Walk(p, b, r, row, owner).token(cell);
   Reason reasons = Reason::none;
-  if (std::int64_t{position} != cell) reasons |= Reason::position;
-  if (told >= 0 && record.token != static_cast<std::uint32_t>(told)) reasons |= Reason::token;
-  if (!owned) reasons |= claimed ? Reason::double_owner : Reason::foreign_write;
+  if (std::int64_t{record.position} != n.cell) reasons |= Reason::position;
+  if (n.told >= 0 && record.token != static_cast<std::uint32_t>(n.told)) reasons |= Reason::token;
+  if (!n.owned) reasons |= n.claimed ? Reason::double_owner : Reason::foreign_write;
   if (!any(reasons)) return;
-  if (const Sighting to = sight(ring, p, slot, now.generation, reasons, Moment::tail)) {
-    describe_slot(record, now, *to);
-    to->request = owner;
-    to->row = row;
-    to->expected_position = cell;
-    to->expected_token = told;
+  if (const Sighting to = sight(ring, p, n.slot, n.before.generation, reasons, Moment::tail)) {
+    describe_slot(record, n.before, *to);
+    to->request = record.owner;
+    to->row = n.row;
+    to->expected_position = n.cell;
+    to->expected_token = n.told;
   }
+}
+
+__device__ __forceinline__ void store_token(const PoolParams& p, const RingParams& ring,
+                                            const BatchParams& b, std::int64_t j,
+                                            const StampedToken& token, std::int64_t slot,
+                                            std::uint64_t chain, std::uint64_t digest) {
+  NewRecord n = new_record(p, b, j, token, slot);
+  n.record.chain = chain == 0 ? hash::kP : chain;
+  n.record.kv_digest = digest;
+  store_record(p, ring, n);
 }
 
 }  // namespace serinus::canary::cuda

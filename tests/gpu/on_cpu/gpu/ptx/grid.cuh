@@ -8,6 +8,7 @@ namespace serinus::gpu::ptx {
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_begin() {}
 inline void follow_previous_grid() {}
+inline void touch(const void*) {}
 inline unsigned load_acquire(const unsigned* p) {
   return *p;
 }
