@@ -359,17 +359,8 @@ void Engine::read_violations() {
   if (!monitor_) return;
   std::vector<canary::Violation> found;
   watched([&](canary::Monitor& m) {
-    if (options_.device.type == DeviceType::cpu) {
-      found = m.poll();
-      return;
-    }
-    // A replay is the same on every device, so it waits: for the step, before the first poll asks
-    // for a copy of what was found; for that copy; and for the next, which has the rows that were
-    // new in it.
-    for (int i = 0; i < 3; ++i) {
-      gpu::synchronize(options_.device);
-      for (canary::Violation& v : m.poll()) found.push_back(std::move(v));
-    }
+    m.wait();  // so that a replay is the same on every device
+    found = m.poll();
   });
   for (const canary::Violation& v : found) {
     const int fault = faults_.explain(v, step_);

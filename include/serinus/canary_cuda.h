@@ -39,10 +39,11 @@ struct DevicePool {
   std::int64_t window = 0;
   int token_offset = 0;
 
-  TensorView records;      ///< u8 [num_slots, 32]: Record, 16-byte aligned
-  TensorView ledger;       ///< i32 [num_slots, 5]: LedgerEntry
-  TensorView state;        ///< u8 [pool_state_bytes()], 16-byte aligned
-  TensorView full_to_swa;  ///< i64 [n], swa pools that are numbered apart; else empty
+  TensorView records;         ///< u8 [num_slots, 32]: Record, 16-byte aligned
+  TensorView ledger;          ///< i32 [num_slots, 5]: LedgerEntry
+  TensorView state;           ///< u8 [pool_state_bytes()], 16-byte aligned
+  TensorView full_to_swa;     ///< i64 [n], swa pools that are numbered apart; else empty
+  TensorView source_digests;  ///< u32 [num_slots, num_sources], or empty: see stamp_sources()
 };
 
 /// The numbers of a pool whose buffers lie on the device. Throws ValueError for a description that
@@ -77,11 +78,14 @@ struct RingCounts {
   std::uint64_t records_verified = 0, records_written = 0, bytes_digested = 0, skipped_empty = 0;
   std::uint64_t sweeps = 0;  ///< completed passes over all live slots
 };
+/// name_sources() was not there yet; nobody knows, since the slot's words do not.
+inline constexpr int kNotNamed = -2, kNotKnown = -1;
 struct RingContent {
   RingCounts counts;
   std::vector<Violation> violations;   ///< in the order in which they were first seen
   std::vector<std::uint64_t> numbers;  ///< theirs: 1, 2, ... in that order; never given twice
-  std::uint64_t last_number = 0;       ///< given so far, also to faults that found no room
+  std::vector<int> sources;       ///< theirs, if the bytes differ: kNotNamed, kNotKnown, or which
+  std::uint64_t last_number = 0;  ///< given so far, also to faults that found no room
 };
 /// What a copy of ring memory in host memory says.
 RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity);
@@ -185,5 +189,26 @@ void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots,
 void end_step(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& batch,
               const VerifyOptions& options, std::int64_t sweep_slots, bool counts,
               const TensorView& workspace, Stream stream = {});
+
+// ---------------------------------------------------------------- which source
+
+// 4 bytes a slot and source beside a record, so that a fault of the bytes has a layer and a
+// segment. Each of these calls reads the bytes that it is about once more. Source s is the (s mod
+// segments)-th segment of layer s / segments. Throws ValueError where the pool has no
+// DevicePool::source_digests.
+
+/// Of the tokens that stamp() has just stamped.
+void stamp_sources(const DevicePool& pool, const DeviceBatch& batch, Stream stream = {});
+/// Looks for the first damaged source of every fault of this pool's bytes that has none yet. To be
+/// called after checks, before the slots are stamped anew.
+void name_sources(const DevicePool& pool, const DeviceRing& ring, Stream stream = {});
+/// Words of `slots`, u32 [n, num_sources], out; and in again, after on_load(). Zeros are not known.
+void store_sources(const DevicePool& pool, const TensorView& slots, const TensorView& words,
+                   Stream stream = {});
+void load_sources(const DevicePool& pool, const TensorView& words, const TensorView& slots,
+                  Stream stream = {});
+/// After on_move(). `workspace`: u32 [n, num_sources].
+void move_sources(const DevicePool& pool, const TensorView& from, const TensorView& to,
+                  const TensorView& workspace, Stream stream = {});
 
 }  // namespace serinus::canary::cuda

@@ -78,6 +78,7 @@ struct Setup {
   bool extra_pools = true;  ///< an SWA and a draft pool beside the full one
   Mode mode = Mode::log;
   Int ring = 512;
+  bool source_digests = false;
 };
 
 class Twins {
@@ -98,6 +99,7 @@ class Twins {
     options.mode = s.mode;
     options.records_per_step = kRecords;
     options.ring_capacity = s.ring;
+    options.source_digests = s.source_digests;
     cpu = std::make_unique<Monitor>(options);
     gpu = std::make_unique<Monitor>(options);
     add("full", PoolKind::full);
@@ -285,6 +287,10 @@ class Twins {
     w.expected_generation = v.expected_generation;
     w.first_step = v.first_step;
     w.events = v.events;
+    if (other.layer >= 0 && v.layer >= 0) {
+      w.layer = v.layer;
+      w.segment = v.segment;
+    }
     if (other.stored_position >= 0 && v.stored_position >= 0) {
       w.stored_position = v.stored_position;
       w.stored_token = v.stored_token;
@@ -309,6 +315,8 @@ class Twins {
             << entry[s].owner << " written " << l[s].written << " " << entry[s].written << " prev "
             << l[s].prev << " " << entry[s].prev;
       }
+      EXPECT_TRUE(std::ranges::equal(gpu->source_digests(p), cpu->source_digests(p)))
+          << what << ": source digests of pool " << p;
     }
     for (const auto& [key, v] : by_cpu) {
       const auto found = by_gpu.find(key);
@@ -500,7 +508,7 @@ void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults)
 TEST_F(MonitorGpu, NothingIsReportedWithoutAFault) {
   for (const VerifyPolicy policy : {VerifyPolicy::all, VerifyPolicy::rolling}) {
     run_history({.depth = Depth::all, .verify = policy}, 1, 30, false);
-    run_history({.depth = Depth::partial, .verify = policy}, 2, 30, false);
+    run_history({.depth = Depth::partial, .verify = policy, .source_digests = true}, 2, 30, false);
     run_history({.depth = Depth::none, .verify = policy}, 3, 30, false);
   }
 }
@@ -509,7 +517,8 @@ TEST_F(MonitorGpu, FaultsAreTheCpusFaults) {
   for (std::uint64_t seed = 10; seed < 22; ++seed) {
     run_history({.depth = static_cast<Depth>(seed % 3),
                  .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
-                 .extra_pools = seed % 4 < 2},
+                 .extra_pools = seed % 4 < 2,
+                 .source_digests = seed % 5 < 2},
                 seed, 7, true);
     if (HasFailure()) return;
   }
@@ -677,6 +686,54 @@ TEST_F(MonitorGpu, TiersAndMovesAreWatched) {
   t.step();
   t.expect_equal("tiers");
   EXPECT_EQ(t.by_gpu.size(), 6u);  // five loads and a move without bytes
+}
+
+// A report says which layer and which segment of it, wherever the slot's bytes came from.
+TEST_F(MonitorGpu, DamagedBytesHaveALayerAndASegment) {
+  for (const Depth depth : {Depth::all, Depth::partial}) {
+    Twins t({.depth = depth, .source_digests = true});
+    const Ints slots{5, 6, 7, 8}, loaded{100, 101, 102, 103};
+    t.alloc(slots, 1);
+    t.prefill(1, 1, slots);
+    t.step();
+    // Out and in again, with the words and without; and to another place.
+    const auto n = static_cast<std::size_t>(t.gpu->num_sources(0));
+    std::vector<Record> here(4), there(4);
+    std::vector<std::uint32_t> words_here(4 * n), words_there(4 * n);
+    t.cpu->on_store(0, slots, here, words_here);
+    t.gpu->on_store(0, slots, there, words_there);
+    EXPECT_EQ(words_here, words_there);
+    t.alloc(loaded, 2);
+    t.alloc({200}, 1);
+    t.both([&](Monitor& m) {
+      m.on_load(0, std::span(here).first(2), Ints{100, 101}, 2, std::span(words_here).first(2 * n));
+      m.on_load(0, std::span(here).last(2), Ints{102, 103}, 2);
+      m.on_move(0, Ints{8}, Ints{200});
+    });
+    for (int run = 0; run < t.runs(0); ++run) {
+      // The bytes of the loads and of the move come along, but for one bit.
+      for (const auto& [from, to] : {std::pair{5, 100}, {6, 101}, {7, 102}, {8, 103}, {8, 200}}) {
+        std::vector<std::uint8_t> bytes;
+        t.with_bytes(0, run, from,
+                     [&](std::span<std::uint8_t> b) { bytes.assign(b.begin(), b.end()); });
+        if (run == to % 4) bytes.back() ^= 4;
+        t.with_bytes(0, run, to,
+                     [&](std::span<std::uint8_t> b) { std::ranges::copy(bytes, b.begin()); });
+      }
+    }
+    t.flip_byte(1, 6);
+    t.expect_equal("layers");
+    EXPECT_EQ(t.by_gpu.size(), 6u);
+    for (const auto& [key, v] : t.by_gpu) {
+      EXPECT_EQ(v.reasons, Reason::kv_bytes) << to_text(v, "kv");
+      const Violation& want = t.by_cpu.at(key);
+      EXPECT_EQ(v.layer, want.layer) << to_text(v, "kv");
+      EXPECT_EQ(v.segment, want.segment) << to_text(v, "kv");
+      const bool unknown = v.slot == 102 || v.slot == 103;
+      EXPECT_EQ(v.layer < 0, unknown) << to_text(v, "kv");
+      if (v.pool == 0 && !unknown) EXPECT_EQ(v.layer * 2 + (v.segment == "b" ? 1 : 0), v.slot % 4);
+    }
+  }
 }
 
 // A slot that was spoilt is checked where it is copied out, and counts as checked.
@@ -858,7 +915,6 @@ TEST_F(MonitorGpu, WhatTheGpuCannotIsRefused) {
   EXPECT_THROW(t.gpu->add_pool(elsewhere), ValueError);
   const PoolSpec here = t.gpu->pool(0);
   EXPECT_THROW(Monitor({.format = Format::sglang}).add_pool(here), NotImplementedError);
-  EXPECT_THROW(Monitor({.source_digests = true}).add_pool(here), NotImplementedError);
 }
 
 // The same drill on both: the same faults done, the same faults found.

@@ -241,7 +241,7 @@ class Scanner {
     for (std::size_t s = 0; s < sources.size(); ++s) {
       const std::uint32_t word = p.source_digests[i * sources.size() + s];
       const auto c = digest_contribution(sources[s], 1, row, dump_.depth);
-      if (word == 0 || !c || word == source_word(*c)) continue;
+      if (word == 0 || !c || word == hash::source_word(*c)) continue;
       const std::size_t segments = p.spec.layout.segments.size();
       v->layer = static_cast<int>(s / segments);
       v->segment = p.spec.layout.segments[s % segments].name;

@@ -132,6 +132,12 @@ SERINUS_HOST_DEVICE constexpr std::uint64_t source_sum(u128 block_terms, std::in
   return multiply(canonical(block_terms + length_term(bytes)), key);
 }
 
+/// What the table of source digests keeps of a contribution; 0 = not known.
+SERINUS_HOST_DEVICE constexpr std::uint32_t source_word(std::uint64_t contribution) noexcept {
+  const auto w = static_cast<std::uint32_t>(contribution ^ contribution >> 32);
+  return w == 0 ? 1 : w;
+}
+
 SERINUS_HOST_DEVICE constexpr std::uint64_t finish(std::uint64_t sum, Depth depth) noexcept {
   return mix64(sum ^ stream(kFinishSeed, static_cast<std::uint64_t>(depth)));
 }

@@ -16,12 +16,6 @@
 
 namespace serinus::canary {
 
-/// What the table of source digests keeps of a contribution; 0 = not known.
-constexpr std::uint32_t source_word(std::uint64_t contribution) noexcept {
-  const auto w = static_cast<std::uint32_t>(contribution ^ contribution >> 32);
-  return w == 0 ? 1 : w;
-}
-
 struct Pool {
   Pool(PoolSpec s, const Options& options);
 

@@ -194,7 +194,7 @@ void SerinusBackend::stamp(const Batch& batch, Stream) {
           e.written = w.position + 1;
           e.prev = static_cast<std::int32_t>(prev);
           for (std::int64_t s = 0; options_.source_digests && s < sources; ++s) {
-            p.source_digests[w.slot * sources + s] = source_word(
+            p.source_digests[w.slot * sources + s] = hash::source_word(
                 contributions[j * static_cast<std::size_t>(sources) + static_cast<std::size_t>(s)]);
           }
         } else {

@@ -398,7 +398,7 @@ void SerinusBackend::compare_bytes(int pool, Pending& pending) {
       for (std::size_t s = 0; s < now.size(); ++s) {
         const auto stamped = p.source_digests[slot * static_cast<std::int64_t>(now.size()) +
                                               static_cast<std::int64_t>(s)];
-        if (stamped == 0 || stamped == source_word(now[s])) continue;
+        if (stamped == 0 || stamped == hash::source_word(now[s])) continue;
         const std::size_t segments = p.spec.layout.segments.size();
         v.layer = static_cast<int>(s / segments);
         v.segment = p.spec.layout.segments[s % segments].name;

@@ -74,6 +74,11 @@ struct CudaBackend::Pool {
     view.records = {records.data(), DType::u8, {s.num_slots, 32}, device};
     view.ledger = {ledger.data(), DType::i32, {s.num_slots, 5}, device};
     view.state = {state.data(), DType::u8, {static_cast<std::int64_t>(state.bytes())}, device};
+    if (options.source_digests && !sources.empty()) {
+      const std::int64_t n = std::ssize(sources);
+      words.emplace(device, static_cast<std::size_t>(s.num_slots * n) * sizeof(std::uint32_t));
+      view.source_digests = {words->data(), DType::u32, {s.num_slots, n}, device};
+    }
     if (!s.full_to_swa.empty()) {
       view.full_to_swa = {const_cast<std::int64_t*>(s.full_to_swa.data()),
                           DType::i64,
@@ -99,7 +104,8 @@ struct CudaBackend::Pool {
   std::vector<Source> sources;  ///< on the device
   DevicePool view;
   gpu::Memory records, ledger, state;
-  std::vector<std::uint64_t> live;  ///< as the device will have it: a bit a slot
+  std::optional<gpu::Memory> words;  ///< Options::source_digests
+  std::vector<std::uint64_t> live;   ///< as the device will have it: a bit a slot
   std::int64_t num_live = 0;
   // Lists of announcements that wait: the first of all slots, the second of those that have two,
   // ...
@@ -112,6 +118,7 @@ struct CudaBackend::Pool {
   std::uint64_t version = 0;
   std::vector<Record> record_copy;
   std::vector<LedgerEntry> ledger_copy;
+  std::vector<std::uint32_t> word_copy;
 };
 
 /// Calls of one kind about one pool, that go to the device as one launch.
@@ -122,6 +129,7 @@ struct CudaBackend::Pending {
   std::vector<Announcement> lives{};  ///< no slot twice
   std::vector<std::int64_t> slots{}, to{};
   std::vector<Record> records{};
+  std::vector<std::uint32_t> words{};  ///< load: source digests
   Owner owner = 0;
 };
 
@@ -184,9 +192,12 @@ class CudaBackend::Section {
     for (const auto& pool : b_.pools_) pool->close_lists();
     b_.pending_slots_ = 0;
     for (const Pending& p : pending_) {
+      const bool moves = p.kind == Pending::Kind::move;
+      const std::size_t n = p.slots.size();
       places_.push_back(
           {put(p.lives), put(p.slots), put(p.to), put(p.records),
-           p.kind == Pending::Kind::move ? room(move_workspace_bytes(std::ssize(p.slots))) : 0});
+           moves ? room(move_workspace_bytes(std::ssize(p.slots))) : 0,
+           moves ? room(n * b_.words_each(p.pool) * sizeof(std::uint32_t)) : put(p.words)});
     }
     for (const std::int64_t row : std::exchange(b_.changed_rows_, {})) {
       std::array<AttachedCells, kAttachedEach> cells{};
@@ -254,12 +265,13 @@ class CudaBackend::Section {
 
  private:
   struct Places {
-    std::size_t lives, slots, to, records, workspace;
+    std::size_t lives, slots, to, records, workspace, words;
   };
 
   void launch(const Pending& p, const Places& at) const {
     const DevicePool& pool = b_.at(p.pool).view;
-    const auto n = std::ssize(p.slots);
+    const auto n = std::ssize(p.slots), each = static_cast<std::int64_t>(b_.words_each(p.pool));
+    const auto words = [&] { return view(at.words, DType::u32, {n, each}); };
     switch (p.kind) {
       case Pending::Kind::lives:
         cuda::announce(pool, b_.ring_, view(at.lives, DType::u8, {std::ssize(p.lives), 24}),
@@ -270,10 +282,15 @@ class CudaBackend::Section {
             pool, b_.ring_, view(at.slots, DType::i64, {n}), view(at.to, DType::i64, {n}),
             view(at.workspace, DType::u8, {static_cast<std::int64_t>(move_workspace_bytes(n))}),
             stream_);
+        if (each > 0) {
+          move_sources(pool, view(at.slots, DType::i64, {n}), view(at.to, DType::i64, {n}), words(),
+                       stream_);
+        }
         break;
       case Pending::Kind::load:
         cuda::on_load(pool, b_.ring_, view(at.records, DType::u8, {n, 32}),
                       view(at.slots, DType::i64, {n}), p.owner, stream_);
+        if (each > 0) load_sources(pool, words(), view(at.slots, DType::i64, {n}), stream_);
         break;
       case Pending::Kind::record:
         gpu::copy_to_device(b_.device_, pool.records.as<Record>() + p.slots[0], host(at.records),
@@ -306,7 +323,6 @@ CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device devi
             options.ring_capacity},
       ring_copy_(device, ring_memory_.bytes()),
       copied_(device) {
-  if (options.source_digests) unsupported(device, "digests by source (Options::source_digests)");
   clear(ring_.memory, own_.get());  // the gaps between its parts, too: it is copied as a whole
   for (int i = 0; i < kChunks; ++i) chunks_.emplace_back(device, kSmallestChunk);
   gpu::synchronize(device_);
@@ -482,13 +498,16 @@ void CudaBackend::on_move(int pool, std::span<const std::int64_t> from,
 
 void CudaBackend::on_load(int pool, std::span<const Record> records,
                           std::span<const std::int64_t> slots, Owner owner,
-                          std::span<const std::uint32_t>) {
+                          std::span<const std::uint32_t> source_digests) {
   if (slots.empty()) return;
   Pending& p = next_pending(pool);
   p.kind = Pending::Kind::load;
   p.slots.assign(slots.begin(), slots.end());
   p.records.assign(records.begin(), records.end());
   p.owner = owner;
+  p.words.resize(slots.size() * words_each(pool));  // zeros: not known
+  std::copy_n(source_digests.begin(), std::min(source_digests.size(), p.words.size()),
+              p.words.begin());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (at(pool).has(slots[i]) && slots[i] != 0 && records[i] != Record{}) {
       at(pool).fresh.push_back(slots[i]);
@@ -498,7 +517,7 @@ void CudaBackend::on_load(int pool, std::span<const Record> records,
 }
 
 void CudaBackend::on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
-                           std::span<std::uint32_t>) {
+                           std::span<std::uint32_t> source_digests) {
   if (slots.empty()) return;
   settle();
   const gpu::Memory list(device_, slots.data(), slots.size_bytes());
@@ -508,6 +527,37 @@ void CudaBackend::on_store(int pool, std::span<const std::int64_t> slots, std::s
                  {stored.data(), DType::u8, {n, 32}, device_}, own_.get());
   gpu::synchronize(device_);
   stored.download(records.data(), records.size_bytes());
+  const std::size_t each = words_each(pool);
+  if (source_digests.empty() || each == 0) return;
+  const gpu::Memory words(device_, slots.size() * each * sizeof(std::uint32_t));
+  store_sources(at(pool).view, {list.data(), DType::i64, {n}, device_},
+                {words.data(), DType::u32, {n, static_cast<std::int64_t>(each)}, device_},
+                own_.get());
+  gpu::synchronize(device_);
+  std::vector<std::uint32_t> copy(slots.size() * each);
+  words.download(copy.data(), words.bytes());
+  for (std::size_t i = 0; i < slots.size(); ++i) {  // of those that were written in this life
+    if (records[i] == Record{}) continue;
+    std::copy_n(copy.data() + i * each, each, source_digests.data() + i * each);
+  }
+}
+
+std::size_t CudaBackend::words_each(int pool) const {
+  return at(pool).words ? at(pool).sources.size() : 0;
+}
+
+void CudaBackend::stamp_words(const std::vector<int>& pools, const DeviceBatch& batch,
+                              Stream stream) {
+  for (const int pool : pools) {
+    if (words_each(pool) > 0) stamp_sources(at(pool).view, batch, stream);
+  }
+}
+
+/// Of damage that the checks before have found.
+void CudaBackend::name_damaged(Stream stream) {
+  for (int i = 0; i < static_cast<int>(pools_.size()); ++i) {
+    if (is_attached(i) && words_each(i) > 0) name_sources(at(i).view, ring_, stream);
+  }
 }
 
 void CudaBackend::set_record(int pool, std::int64_t slot, const Record& record) {
@@ -545,12 +595,14 @@ void CudaBackend::run_head(const std::vector<int>& pools, const DeviceBatch& bat
     verify(at(pool).view, ring_, batch,
            {Moment::head, options_.verify, records_a_moment(at(pool).view.slot_bytes)}, w, stream);
   }
+  name_damaged(stream);
 }
 
 void CudaBackend::run_stamp(const std::vector<int>& pools, const DeviceBatch& batch,
                             Stream stream) {
   const TensorView w = workspace(stream, batch.rows.shape[0], batch.out_cache_loc.shape[0], 0);
   for (const int pool : pools) cuda::stamp(at(pool).view, ring_, batch, w, stream);
+  stamp_words(pools, batch, stream);
 }
 
 void CudaBackend::run_tail(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream) {
@@ -566,6 +618,8 @@ void CudaBackend::run_tail(const std::vector<int>& pools, const DeviceBatch& bat
         p.view, ring_, batch, {Moment::tail, options_.verify, records_a_moment(p.view.slot_bytes)},
         records_a_sweep(p.view.slot_bytes), counted_ && i + 1 == pools.size(), w, stream);
   }
+  name_damaged(stream);
+  stamp_words(pools, batch, stream);
 }
 
 std::vector<CudaBackend::Cells> CudaBackend::take_due(int pool, const Batch* batch) {
@@ -703,6 +757,7 @@ void CudaBackend::catch_up(const DeviceBatch& batch, std::span<const int> named,
   for (std::size_t i = 0; i < pools.size(); ++i) {
     verify_due(section, pools[i], due[i], Moment::head, batch.req_to_token, batch.expected_tokens);
   }
+  name_damaged(stream);
 }
 
 void CudaBackend::head(const DeviceBatch& batch, std::span<const int> pools, Stream stream) {
@@ -733,6 +788,7 @@ void CudaBackend::sweep(Stream stream) {
     stats.sweep_bound_steps =
         std::max(stats.sweep_bound_steps, (p.num_live + budget - 1) / budget + 1);
   }
+  name_damaged(stream);
   if (!counted_) next_step(ring_, stream);
   swept_.clear();
   counted_ = false;
@@ -757,6 +813,7 @@ void CudaBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::
   for (const int pool : pools_of(tables.pools)) {
     verify_due(section, pool, cells, moment, tables.req_to_token, expected);
   }
+  name_damaged(stream);
 }
 
 void CudaBackend::flush() {
@@ -796,6 +853,7 @@ void CudaBackend::flush() {
       verify(p.view, ring_, none, {Moment::sweep, VerifyPolicy::all, 1},
              workspace(own_.get(), 0, 0, 0), own_.get());
     }
+    name_damaged(own_.get());
   }
   wait();
   const std::lock_guard lock(drain_mutex_);
@@ -845,6 +903,17 @@ void CudaBackend::deliver(const RingContent& content, std::uint64_t complete) {
     const std::uint64_t number = content.numbers[i];
     if (number > complete || number <= recycled_) continue;
     Violation v = content.violations[i];
+    if (any(v.reasons & Reason::kv_bytes) && content.sources[i] == kNotNamed &&
+        is_attached(v.pool) && words_each(v.pool) > 0) {
+      complete = number - 1;  // the next copy has its name
+      break;
+    }
+    if (content.sources[i] >= 0) {
+      const std::vector<KvSegment>& segments = at(v.pool).spec.layout.segments;
+      const auto source = static_cast<std::size_t>(content.sources[i]);
+      v.layer = static_cast<int>(source / segments.size());
+      v.segment = segments[source % segments.size()].name;
+    }
     Known& known = known_[number];
     const std::uint64_t more = v.count - std::min(known.count, v.count);
     if (more == 0 && (v.reasons | known.reasons) == known.reasons) continue;
@@ -920,6 +989,15 @@ std::span<LedgerEntry> CudaBackend::ledger(int pool) {
   p.ledger.download(p.ledger_copy.data(), p.ledger.bytes());
   p.version = version_;
   return p.ledger_copy;
+}
+
+std::span<std::uint32_t> CudaBackend::source_digests(int pool) {
+  Pool& p = at(pool);
+  if (!p.words) return {};
+  settle();
+  p.word_copy.resize(p.words->bytes() / sizeof(std::uint32_t));
+  p.words->download(p.word_copy.data(), p.words->bytes());
+  return p.word_copy;
 }
 
 SlotState CudaBackend::state(int pool, std::int64_t slot) const {

@@ -67,6 +67,7 @@ class CudaBackend final : public Backend {
 
   std::span<Record> records(int pool) override;
   std::span<LedgerEntry> ledger(int pool) override;
+  std::span<std::uint32_t> source_digests(int pool) override;
   void set_record(int pool, std::int64_t slot, const Record& record) override;
   std::vector<std::int32_t> cells(const TensorView& table, std::int64_t row,
                                   std::int64_t length) const override;
@@ -111,6 +112,9 @@ class CudaBackend final : public Backend {
   std::vector<Cells> take_due(int pool, const Batch* batch);
   void verify_due(const Section& section, int pool, const CellBatch& cells, Moment moment,
                   const TensorView& table, const std::optional<TensorView>& expected);
+  std::size_t words_each(int pool) const;
+  void stamp_words(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
+  void name_damaged(Stream stream);
   void run_head(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
   void run_tail(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
   void run_stamp(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);

@@ -28,6 +28,12 @@ struct StepDone {
   std::uint32_t checks = 0, composed = 0, stamps = 0;
 };
 
+/// Which pieces a source has.
+struct SourceRange {
+  std::int32_t first = 0, count = 0;
+  std::uint64_t length_term = 0;
+};
+
 /// Words of a pool's state that the kernels of a stream hand on.
 struct PoolWords {
   std::int64_t sweep_cursor = 0;
@@ -74,6 +80,9 @@ struct PoolParams {
   std::int32_t token_offset = 0;
   const std::int64_t* full_to_swa = nullptr;
   std::int64_t full_to_swa_size = 0;
+  const SourceRange* sources = nullptr;
+  std::int64_t num_sources = 0;
+  std::uint32_t* source_digests = nullptr;  ///< [num_slots, num_sources]; null: not kept
 };
 
 /// One fault. Rows lie where their key hashes to, so that a second sighting finds the first.
@@ -91,8 +100,11 @@ struct RingRow {
   std::uint32_t expected_generation = 0, stored_generation = 0;
   std::uint32_t request = 0, pool = 0;
   std::uint64_t first_step = 0, last_step = 0;
+  std::int32_t source =
+      0;  ///< of kv_bytes: 0 = not looked for yet, -1 = not known, else 1 + the first
+  std::uint32_t unused = 0;
 };
-static_assert(sizeof(RingRow) == 160);
+static_assert(sizeof(RingRow) == 168);
 
 struct RingHeader {
   RingCounts counts;
@@ -200,6 +212,15 @@ void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, Moment,
 /// The next `most` live slots.
 void launch_sweep(const PoolParams&, const RingParams&, std::int64_t most, Device, Stream);
 void launch_null_digest(const PoolParams&, Device, Stream);
+
+// sources.cu
+void launch_stamp_sources(const PoolParams&, const BatchParams&, Device, Stream);
+void launch_name_sources(const PoolParams&, const RingParams&, Device, Stream);
+/// To a list of slots or from it: words [n, num_sources].
+void launch_take_sources(const PoolParams&, SlotList, std::uint32_t* to, Device, Stream);
+void launch_move_sources(const PoolParams&, SlotList from, SlotList to, const std::uint32_t* taken,
+                         Device, Stream);
+void launch_load_sources(const PoolParams&, const std::uint32_t* from, SlotList, Device, Stream);
 
 // ring.cu
 void launch_clear_ring(const RingParams&, Device, Stream);

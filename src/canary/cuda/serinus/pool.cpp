@@ -47,6 +47,7 @@ struct PoolState {
   RowCursor* cursors;
   PoolWords* words;
   Piece* pieces;
+  SourceRange* sources;
 };
 
 /// A partial digest takes the ends of a source, a full one its blocks.
@@ -63,7 +64,8 @@ PoolState place(Layout& l, const DevicePool& p) {
           l.take<std::uint32_t>(words),
           l.take<RowCursor>(p.num_rows),
           l.take<PoolWords>(1),
-          l.take<Piece>(num_pieces(p))};
+          l.take<Piece>(num_pieces(p)),
+          l.take<SourceRange>(p.num_sources)};
 }
 
 void check_tensor(std::string_view name, const TensorView& t, DType dtype, Device device) {
@@ -118,6 +120,8 @@ PoolParams params(const DevicePool& p, const char* call) {
   out.cursors = s.cursors;
   out.words = s.words;
   out.pieces = s.pieces;
+  out.sources = s.sources;
+  out.num_sources = p.num_sources;
   out.num_slots = p.num_slots;
   out.num_rows = p.num_rows;
   out.slot_bytes = p.slot_bytes;
@@ -134,6 +138,11 @@ PoolParams params(const DevicePool& p, const char* call) {
     check_tensor("full_to_swa", p.full_to_swa, DType::i64, device);
     out.full_to_swa = p.full_to_swa.as<const std::int64_t>();
     out.full_to_swa_size = p.full_to_swa.shape[0];
+  }
+  if (p.source_digests.data != nullptr) {
+    Shapes().expect("source_digests", p.source_digests, {p.num_slots, p.num_sources});
+    check_tensor("source_digests", p.source_digests, DType::u32, device);
+    out.source_digests = p.source_digests.as<std::uint32_t>();
   }
   return out;
 }
@@ -276,6 +285,7 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   const PoolParams p = params(pool, "canary init_pool");
   const Device device = device_of(pool);
   std::vector<Piece> pieces;
+  std::vector<SourceRange> ranges;
   std::uint64_t length_sum = 0;
   if (pool.depth != Depth::none) {
     const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
@@ -283,6 +293,7 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const PreparedSource& s = prepared[i];
       length_sum = hash::canonical(length_sum + s.length_term);
+      ranges.push_back({static_cast<std::int32_t>(pieces.size()), 0, s.length_term});
       for (std::size_t block = 0; block < s.keys.size(); ++block) {
         const std::int64_t offset = static_cast<std::int64_t>(block) * hash::kBlock;
         const bool whole = pool.depth == Depth::partial;
@@ -295,6 +306,7 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
                           .alignment = alignment_of(sources[i])});
         if (whole) break;
       }
+      ranges.back().count = static_cast<std::int32_t>(pieces.size()) - ranges.back().first;
     }
   }
   // Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
@@ -304,7 +316,9 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);
+  if (p.source_digests != nullptr) clear(pool.source_digests, stream);
   upload(const_cast<Piece*>(p.pieces), std::as_bytes(std::span(pieces)), device, stream);
+  upload(const_cast<SourceRange*>(p.sources), std::as_bytes(std::span(ranges)), device, stream);
   upload(&p.words->length_sum, std::as_bytes(std::span(&length_sum, 1)), device, stream);
   launch_null_digest(p, device, stream);
 }
@@ -348,7 +362,7 @@ RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
   std::memcpy(rows.data(), copy.data() + layout.bytes(), rows.size() * sizeof(RingRow));
   std::erase_if(rows, [](const RingRow& r) { return r.sequence == 0; });
   std::ranges::sort(rows, {}, &RingRow::sequence);
-  RingContent content{header.counts, {}, {}, header.next};
+  RingContent content{header.counts, {}, {}, {}, header.next};
   for (const RingRow& r : rows) {
     Violation v;
     v.reasons = static_cast<Reason>(r.reasons);
@@ -375,6 +389,7 @@ RingContent read_ring(std::span<const std::byte> copy, std::int64_t capacity) {
     v.count = r.count;
     content.violations.push_back(std::move(v));
     content.numbers.push_back(r.sequence);
+    content.sources.push_back(r.source > 0 ? r.source - 1 : r.source == 0 ? kNotNamed : kNotKnown);
   }
   return content;
 }
@@ -540,6 +555,64 @@ void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, c
   const Device device = device_of(pool);
   launch_sweep(p, params(ring, device), std::clamp<std::int64_t>(slots, 1, pool.num_slots), device,
                stream);
+}
+
+// ---------------------------------------------------------------- which source
+
+namespace {
+
+PoolParams with_sources(const DevicePool& pool, const char* call) {
+  const PoolParams p = params(pool, call);
+  check_data("source_digests", pool.source_digests);
+  return p;
+}
+
+std::uint32_t* words_of(const char* name, const TensorView& words, const PoolParams& p,
+                        std::int64_t n, Device device) {
+  Shapes().expect(name, words, {n, p.num_sources});
+  check_tensor(name, words, DType::u32, device);
+  return words.as<std::uint32_t>();
+}
+
+}  // namespace
+
+void stamp_sources(const DevicePool& pool, const DeviceBatch& batch, Stream stream) {
+  const PoolParams p = with_sources(pool, "canary stamp_sources");
+  const Device device = device_of(pool);
+  launch_stamp_sources(p, params(batch, device), device, stream);
+}
+
+void name_sources(const DevicePool& pool, const DeviceRing& ring, Stream stream) {
+  const PoolParams p = with_sources(pool, "canary name_sources");
+  const Device device = device_of(pool);
+  launch_name_sources(p, params(ring, device), device, stream);
+}
+
+void store_sources(const DevicePool& pool, const TensorView& slots, const TensorView& words,
+                   Stream stream) {
+  const PoolParams p = with_sources(pool, "canary store_sources");
+  const Device device = device_of(pool);
+  const SlotList list = list_of("slots", slots, device);
+  launch_take_sources(p, list, words_of("words", words, p, list.count, device), device, stream);
+}
+
+void load_sources(const DevicePool& pool, const TensorView& words, const TensorView& slots,
+                  Stream stream) {
+  const PoolParams p = with_sources(pool, "canary load_sources");
+  const Device device = device_of(pool);
+  const SlotList list = list_of("slots", slots, device);
+  launch_load_sources(p, words_of("words", words, p, list.count, device), list, device, stream);
+}
+
+void move_sources(const DevicePool& pool, const TensorView& from, const TensorView& to,
+                  const TensorView& workspace, Stream stream) {
+  const PoolParams p = with_sources(pool, "canary move_sources");
+  const Device device = device_of(pool);
+  const SlotList list = list_of("from", from, device);
+  check_vector("to", to, DType::i64, list.count, device);
+  std::uint32_t* const words = words_of("workspace", workspace, p, list.count, device);
+  launch_take_sources(p, list, words, device, stream);
+  launch_move_sources(p, list, list_of("to", to, device), words, device, stream);
 }
 
 }  // namespace serinus::canary::cuda

@@ -132,6 +132,7 @@ __device__ SERINUS_FAULT_PATH NewRow find_row(const RingParams& ring, int pool, 
     }
     add(h.counts.violations, 1);
     row.first_step = step;
+    row.source = 0;
     row.moment = static_cast<std::uint32_t>(moment);
     row.pool = static_cast<std::uint32_t>(pool);
     row.slot = slot;
