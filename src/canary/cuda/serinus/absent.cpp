@@ -24,12 +24,16 @@ void launch_verify(const PoolParams&, const RingParams&, const BatchParams&, Mom
 void launch_verify_slots(const PoolParams&, const RingParams&, SlotList, Moment, Device, Stream) {}
 void launch_sweep(const PoolParams&, const RingParams&, std::int64_t, Device, Stream) {}
 void launch_null_digest(const PoolParams&, Device, Stream) {}
-void launch_stamp_sources(const PoolParams&, const BatchParams&, Device, Stream) {}
-void launch_name_sources(const PoolParams&, const RingParams&, Device, Stream) {}
-void launch_take_sources(const PoolParams&, SlotList, std::uint32_t*, Device, Stream) {}
-void launch_move_sources(const PoolParams&, SlotList, SlotList, const std::uint32_t*, Device,
+void launch_stamp_sources(const PoolParams&, const SourceParams&, const BatchParams&, Device,
+                          Stream) {}
+void launch_name_sources(const PoolParams&, const SourceParams&, const RingParams&, Device,
                          Stream) {}
-void launch_load_sources(const PoolParams&, const std::uint32_t*, SlotList, Device, Stream) {}
+void launch_take_sources(const PoolParams&, const SourceParams&, SlotList, std::uint32_t*, Device,
+                         Stream) {}
+void launch_move_sources(const PoolParams&, const SourceParams&, SlotList, SlotList,
+                         const std::uint32_t*, Device, Stream) {}
+void launch_load_sources(const PoolParams&, const SourceParams&, const std::uint32_t*, SlotList,
+                         Device, Stream) {}
 void launch_clear_ring(const RingParams&, Device, Stream) {}
 void launch_next_step(const RingParams&, Device, Stream) {}
 void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}

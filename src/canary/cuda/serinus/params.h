@@ -80,9 +80,14 @@ struct PoolParams {
   std::int32_t token_offset = 0;
   const std::int64_t* full_to_swa = nullptr;
   std::int64_t full_to_swa_size = 0;
-  const SourceRange* sources = nullptr;
-  std::int64_t num_sources = 0;
-  std::uint32_t* source_digests = nullptr;  ///< [num_slots, num_sources]; null: not kept
+};
+
+/// Digests by source, of pools that keep them. Apart from PoolParams: kernels that need none of it
+/// are short of registers.
+struct SourceParams {
+  const SourceRange* ranges = nullptr;
+  std::int64_t count = 0;
+  std::uint32_t* words = nullptr;  ///< [num_slots, count]
 };
 
 /// One fault. Rows lie where their key hashes to, so that a second sighting finds the first.
@@ -214,13 +219,16 @@ void launch_sweep(const PoolParams&, const RingParams&, std::int64_t most, Devic
 void launch_null_digest(const PoolParams&, Device, Stream);
 
 // sources.cu
-void launch_stamp_sources(const PoolParams&, const BatchParams&, Device, Stream);
-void launch_name_sources(const PoolParams&, const RingParams&, Device, Stream);
+void launch_stamp_sources(const PoolParams&, const SourceParams&, const BatchParams&, Device,
+                          Stream);
+void launch_name_sources(const PoolParams&, const SourceParams&, const RingParams&, Device, Stream);
 /// To a list of slots or from it: words [n, num_sources].
-void launch_take_sources(const PoolParams&, SlotList, std::uint32_t* to, Device, Stream);
-void launch_move_sources(const PoolParams&, SlotList from, SlotList to, const std::uint32_t* taken,
+void launch_take_sources(const PoolParams&, const SourceParams&, SlotList, std::uint32_t* to,
                          Device, Stream);
-void launch_load_sources(const PoolParams&, const std::uint32_t* from, SlotList, Device, Stream);
+void launch_move_sources(const PoolParams&, const SourceParams&, SlotList from, SlotList to,
+                         const std::uint32_t* taken, Device, Stream);
+void launch_load_sources(const PoolParams&, const SourceParams&, const std::uint32_t* from,
+                         SlotList, Device, Stream);
 
 // ring.cu
 void launch_clear_ring(const RingParams&, Device, Stream);

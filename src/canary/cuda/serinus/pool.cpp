@@ -120,8 +120,6 @@ PoolParams params(const DevicePool& p, const char* call) {
   out.cursors = s.cursors;
   out.words = s.words;
   out.pieces = s.pieces;
-  out.sources = s.sources;
-  out.num_sources = p.num_sources;
   out.num_slots = p.num_slots;
   out.num_rows = p.num_rows;
   out.slot_bytes = p.slot_bytes;
@@ -139,12 +137,12 @@ PoolParams params(const DevicePool& p, const char* call) {
     out.full_to_swa = p.full_to_swa.as<const std::int64_t>();
     out.full_to_swa_size = p.full_to_swa.shape[0];
   }
-  if (p.source_digests.data != nullptr) {
-    Shapes().expect("source_digests", p.source_digests, {p.num_slots, p.num_sources});
-    check_tensor("source_digests", p.source_digests, DType::u32, device);
-    out.source_digests = p.source_digests.as<std::uint32_t>();
-  }
   return out;
+}
+
+const SourceRange* sources_in(const DevicePool& pool) {
+  Layout layout(pool.state.as<std::uint8_t>());
+  return place(layout, pool).sources;
 }
 
 std::int64_t ring_rows(std::int64_t capacity) {
@@ -316,9 +314,10 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);
-  if (p.source_digests != nullptr) clear(pool.source_digests, stream);
+  if (pool.source_digests.data != nullptr) clear(pool.source_digests, stream);
   upload(const_cast<Piece*>(p.pieces), std::as_bytes(std::span(pieces)), device, stream);
-  upload(const_cast<SourceRange*>(p.sources), std::as_bytes(std::span(ranges)), device, stream);
+  upload(const_cast<SourceRange*>(sources_in(pool)), std::as_bytes(std::span(ranges)), device,
+         stream);
   upload(&p.words->length_sum, std::as_bytes(std::span(&length_sum, 1)), device, stream);
   launch_null_digest(p, device, stream);
 }
@@ -561,58 +560,62 @@ void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, c
 
 namespace {
 
-PoolParams with_sources(const DevicePool& pool, const char* call) {
-  const PoolParams p = params(pool, call);
-  check_data("source_digests", pool.source_digests);
-  return p;
+/// After params(pool).
+SourceParams source_params(const DevicePool& pool) {
+  Shapes().expect("source_digests", pool.source_digests, {pool.num_slots, pool.num_sources});
+  check_tensor("source_digests", pool.source_digests, DType::u32, device_of(pool));
+  return {sources_in(pool), pool.num_sources, pool.source_digests.as<std::uint32_t>()};
 }
 
-std::uint32_t* words_of(const char* name, const TensorView& words, const PoolParams& p,
-                        std::int64_t n, Device device) {
-  Shapes().expect(name, words, {n, p.num_sources});
-  check_tensor(name, words, DType::u32, device);
+std::uint32_t* words_of(const char* name, const TensorView& words, const DevicePool& pool,
+                        std::int64_t n) {
+  Shapes().expect(name, words, {n, pool.num_sources});
+  check_tensor(name, words, DType::u32, device_of(pool));
   return words.as<std::uint32_t>();
 }
 
 }  // namespace
 
 void stamp_sources(const DevicePool& pool, const DeviceBatch& batch, Stream stream) {
-  const PoolParams p = with_sources(pool, "canary stamp_sources");
+  const PoolParams p = params(pool, "canary stamp_sources");
   const Device device = device_of(pool);
-  launch_stamp_sources(p, params(batch, device), device, stream);
+  launch_stamp_sources(p, source_params(pool), params(batch, device), device, stream);
 }
 
 void name_sources(const DevicePool& pool, const DeviceRing& ring, Stream stream) {
-  const PoolParams p = with_sources(pool, "canary name_sources");
+  const PoolParams p = params(pool, "canary name_sources");
   const Device device = device_of(pool);
-  launch_name_sources(p, params(ring, device), device, stream);
+  launch_name_sources(p, source_params(pool), params(ring, device), device, stream);
 }
 
 void store_sources(const DevicePool& pool, const TensorView& slots, const TensorView& words,
                    Stream stream) {
-  const PoolParams p = with_sources(pool, "canary store_sources");
+  const PoolParams p = params(pool, "canary store_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("slots", slots, device);
-  launch_take_sources(p, list, words_of("words", words, p, list.count, device), device, stream);
+  launch_take_sources(p, source_params(pool), list, words_of("words", words, pool, list.count),
+                      device, stream);
 }
 
 void load_sources(const DevicePool& pool, const TensorView& words, const TensorView& slots,
                   Stream stream) {
-  const PoolParams p = with_sources(pool, "canary load_sources");
+  const PoolParams p = params(pool, "canary load_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("slots", slots, device);
-  launch_load_sources(p, words_of("words", words, p, list.count, device), list, device, stream);
+  launch_load_sources(p, source_params(pool), words_of("words", words, pool, list.count), list,
+                      device, stream);
 }
 
 void move_sources(const DevicePool& pool, const TensorView& from, const TensorView& to,
                   const TensorView& workspace, Stream stream) {
-  const PoolParams p = with_sources(pool, "canary move_sources");
+  const PoolParams p = params(pool, "canary move_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("from", from, device);
   check_vector("to", to, DType::i64, list.count, device);
-  std::uint32_t* const words = words_of("workspace", workspace, p, list.count, device);
-  launch_take_sources(p, list, words, device, stream);
-  launch_move_sources(p, list, list_of("to", to, device), words, device, stream);
+  std::uint32_t* const words = words_of("workspace", workspace, pool, list.count);
+  launch_take_sources(p, source_params(pool), list, words, device, stream);
+  launch_move_sources(p, source_params(pool), list, list_of("to", to, device), words, device,
+                      stream);
 }
 
 }  // namespace serinus::canary::cuda

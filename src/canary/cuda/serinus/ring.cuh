@@ -132,7 +132,6 @@ __device__ SERINUS_FAULT_PATH NewRow find_row(const RingParams& ring, int pool, 
     }
     add(h.counts.violations, 1);
     row.first_step = step;
-    row.source = 0;
     row.moment = static_cast<std::uint32_t>(moment);
     row.pool = static_cast<std::uint32_t>(pool);
     row.slot = slot;

@@ -23,8 +23,9 @@ __device__ std::uint64_t word_at(const std::uint8_t* at, int n, int alignment) {
 }
 
 /// The word of source `s` of the slot as its bytes are now. By a warp; all lanes have it.
-__device__ std::uint32_t source_word_of(const PoolParams& p, std::int64_t slot, std::int64_t s) {
-  const SourceRange range = p.sources[s];
+__device__ std::uint32_t source_word_of(const PoolParams& p, const SourceParams& by,
+                                        std::int64_t slot, std::int64_t s) {
+  const SourceRange range = by.ranges[s];
   const Address at = address_of(p, static_cast<std::int32_t>(slot));
   hash::u128 sum = range.length_term;
   for (int k = 0; k < range.count; ++k) {
@@ -53,9 +54,10 @@ __device__ std::int64_t warp_count() {
 }
 
 __global__ void stamp_sources_kernel(const __grid_constant__ PoolParams p,
+                                     const __grid_constant__ SourceParams by,
                                      const __grid_constant__ BatchParams b) {
-  for (std::int64_t i = warp_index(); i < b.num_tokens * p.num_sources; i += warp_count()) {
-    const std::int64_t j = i / p.num_sources, s = i % p.num_sources;
+  for (std::int64_t i = warp_index(); i < b.num_tokens * by.count; i += warp_count()) {
+    const std::int64_t j = i / by.count, s = i % by.count;
     const std::int64_t slot = stamped_slot(p, b.locations[j]);
     if (slot <= 0) continue;
     // Padding, or what lies in somebody else's slot, is not the slot's own.
@@ -64,8 +66,8 @@ __global__ void stamp_sources_kernel(const __grid_constant__ PoolParams p,
         r.token != static_cast<std::uint32_t>(b.tokens[j])) {
       continue;
     }
-    const std::uint32_t word = source_word_of(p, slot, s);
-    if (lane_id() == 0) p.source_digests[slot * p.num_sources + s] = word;
+    const std::uint32_t word = source_word_of(p, by, slot, s);
+    if (lane_id() == 0) by.words[slot * by.count + s] = word;
   }
 }
 
@@ -81,16 +83,17 @@ __device__ std::int64_t slot_to_name(const PoolParams& p, const RingRow& row) {
 }
 
 /// The first damaged source of a slot: 1 + its number, -1 = not known. By a warp.
-__device__ int first_damaged(const PoolParams& p, std::int64_t slot) {
-  for (std::int64_t s = 0; slot >= 0 && s < p.num_sources; ++s) {
-    const std::uint32_t stamped = __ldcg(p.source_digests + slot * p.num_sources + s);
-    if (stamped != 0 && stamped != source_word_of(p, slot, s)) return static_cast<int>(s) + 1;
+__device__ int first_damaged(const PoolParams& p, const SourceParams& by, std::int64_t slot) {
+  for (std::int64_t s = 0; slot >= 0 && s < by.count; ++s) {
+    const std::uint32_t stamped = __ldcg(by.words + slot * by.count + s);
+    if (stamped != 0 && stamped != source_word_of(p, by, slot, s)) return static_cast<int>(s) + 1;
   }
   return -1;
 }
 
 /// A lane looks at a row of the ring; what there is to do, its warp does together.
 __global__ void name_sources_kernel(const __grid_constant__ PoolParams p,
+                                    const __grid_constant__ SourceParams by,
                                     const __grid_constant__ RingParams ring) {
   const auto rows = static_cast<std::int64_t>(ring.mask + 1);  // a multiple of kWarp
   for (std::int64_t i = thread_index(); i < rows; i += thread_count()) {
@@ -98,82 +101,86 @@ __global__ void name_sources_kernel(const __grid_constant__ PoolParams p,
     for (unsigned left = __ballot_sync(kAllLanes, mine != -1); left != 0; left &= left - 1) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
       const auto slot = static_cast<std::int64_t>(shuffle(static_cast<std::uint64_t>(mine), lane));
-      const int source = first_damaged(p, slot);
+      const int source = first_damaged(p, by, slot);
       if (lane_id() == lane) ring.rows[i].source = source;
     }
   }
 }
 
-__global__ void take_sources_kernel(const __grid_constant__ PoolParams p, SlotList list,
+__global__ void take_sources_kernel(const __grid_constant__ PoolParams p,
+                                    const __grid_constant__ SourceParams by, SlotList list,
                                     std::uint32_t* to) {
-  for (std::int64_t i = thread_index(); i < list.count * p.num_sources; i += thread_count()) {
-    const std::int64_t slot = list.slots[i / p.num_sources];
-    to[i] = has(p, slot) ? p.source_digests[slot * p.num_sources + i % p.num_sources] : 0;
+  for (std::int64_t i = thread_index(); i < list.count * by.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i / by.count];
+    to[i] = has(p, slot) ? by.words[slot * by.count + i % by.count] : 0;
   }
 }
 
-__global__ void move_sources_kernel(const __grid_constant__ PoolParams p, SlotList from,
+__global__ void move_sources_kernel(const __grid_constant__ PoolParams p,
+                                    const __grid_constant__ SourceParams by, SlotList from,
                                     SlotList to, const std::uint32_t* taken) {
-  for (std::int64_t i = thread_index(); i < to.count * p.num_sources; i += thread_count()) {
-    const std::int64_t source = from.slots[i / p.num_sources], slot = to.slots[i / p.num_sources];
+  for (std::int64_t i = thread_index(); i < to.count * by.count; i += thread_count()) {
+    const std::int64_t source = from.slots[i / by.count], slot = to.slots[i / by.count];
     const bool moved = has(p, source) && source != 0 && has(p, slot) && slot != 0;
     if (!moved || p.ledger[slot].owner == 0) continue;
-    p.source_digests[slot * p.num_sources + i % p.num_sources] = taken[i];
+    by.words[slot * by.count + i % by.count] = taken[i];
   }
 }
 
-__global__ void load_sources_kernel(const __grid_constant__ PoolParams p, const std::uint32_t* from,
-                                    SlotList list) {
-  for (std::int64_t i = thread_index(); i < list.count * p.num_sources; i += thread_count()) {
-    const std::int64_t slot = list.slots[i / p.num_sources];
+__global__ void load_sources_kernel(const __grid_constant__ PoolParams p,
+                                    const __grid_constant__ SourceParams by,
+                                    const std::uint32_t* from, SlotList list) {
+  for (std::int64_t i = thread_index(); i < list.count * by.count; i += thread_count()) {
+    const std::int64_t slot = list.slots[i / by.count];
     if (!has(p, slot) || slot == 0) continue;
     // What was loaded into a slot that the loader does not hold is not the slot's own.
     if (p.seals[slot] == 0 || p.seals[slot] != hash::seal(load_record(p, slot))) continue;
-    p.source_digests[slot * p.num_sources + i % p.num_sources] = from[i];
+    by.words[slot * by.count + i % by.count] = from[i];
   }
 }
 
 /// CTAs for one thread a word.
-unsigned grid_of_words(const PoolParams& p, std::int64_t slots, Device device) {
-  return grid_for(device, slots * p.num_sources, kThreads, 8);
+unsigned grid_of_words(const SourceParams& by, std::int64_t slots, Device device) {
+  return grid_for(device, slots * by.count, kThreads, 8);
 }
 
 }  // namespace
 
-void launch_stamp_sources(const PoolParams& p, const BatchParams& b, Device device, Stream stream) {
-  if (b.num_tokens == 0 || p.num_sources == 0) return;
+void launch_stamp_sources(const PoolParams& p, const SourceParams& by, const BatchParams& b,
+                          Device device, Stream stream) {
+  if (b.num_tokens == 0 || by.count == 0) return;
   const gpu::OnDevice current(device);
   gpu::launch("canary stamp_sources", stamp_sources_kernel,
-              {grid_for(device, b.num_tokens * p.num_sources, kWarps, 8), kThreads}, stream, p, b);
+              {grid_for(device, b.num_tokens * by.count, kWarps, 8), kThreads}, stream, p, by, b);
 }
 
-void launch_name_sources(const PoolParams& p, const RingParams& ring, Device device,
-                         Stream stream) {
+void launch_name_sources(const PoolParams& p, const SourceParams& by, const RingParams& ring,
+                         Device device, Stream stream) {
   const gpu::OnDevice current(device);
   const auto rows = static_cast<std::int64_t>(ring.mask + 1);
   gpu::launch("canary name_sources", name_sources_kernel,
-              {grid_for(device, rows, kThreads, 8), kThreads}, stream, p, ring);
+              {grid_for(device, rows, kThreads, 8), kThreads}, stream, p, by, ring);
 }
 
-void launch_take_sources(const PoolParams& p, SlotList list, std::uint32_t* to, Device device,
-                         Stream stream) {
+void launch_take_sources(const PoolParams& p, const SourceParams& by, SlotList list,
+                         std::uint32_t* to, Device device, Stream stream) {
   const gpu::OnDevice current(device);
   gpu::launch("canary sources", take_sources_kernel,
-              {grid_of_words(p, list.count, device), kThreads}, stream, p, list, to);
+              {grid_of_words(by, list.count, device), kThreads}, stream, p, by, list, to);
 }
 
-void launch_move_sources(const PoolParams& p, SlotList from, SlotList to,
+void launch_move_sources(const PoolParams& p, const SourceParams& by, SlotList from, SlotList to,
                          const std::uint32_t* taken, Device device, Stream stream) {
   const gpu::OnDevice current(device);
-  gpu::launch("canary sources", move_sources_kernel, {grid_of_words(p, to.count, device), kThreads},
-              stream, p, from, to, taken);
+  gpu::launch("canary sources", move_sources_kernel,
+              {grid_of_words(by, to.count, device), kThreads}, stream, p, by, from, to, taken);
 }
 
-void launch_load_sources(const PoolParams& p, const std::uint32_t* from, SlotList list,
-                         Device device, Stream stream) {
+void launch_load_sources(const PoolParams& p, const SourceParams& by, const std::uint32_t* from,
+                         SlotList list, Device device, Stream stream) {
   const gpu::OnDevice current(device);
   gpu::launch("canary sources", load_sources_kernel,
-              {grid_of_words(p, list.count, device), kThreads}, stream, p, from, list);
+              {grid_of_words(by, list.count, device), kThreads}, stream, p, by, from, list);
 }
 
 }  // namespace serinus::canary::cuda
