@@ -48,6 +48,7 @@ struct PoolState {
   PoolWords* words;
   Piece* pieces;
   SourceRange* sources;
+  Piece* pieces_in_order;  ///< source by source
 };
 
 /// A partial digest takes the ends of a source, a full one its blocks.
@@ -65,7 +66,8 @@ PoolState place(Layout& l, const DevicePool& p) {
           l.take<RowCursor>(p.num_rows),
           l.take<PoolWords>(1),
           l.take<Piece>(num_pieces(p)),
-          l.take<SourceRange>(p.num_sources)};
+          l.take<SourceRange>(p.num_sources),
+          l.take<Piece>(num_pieces(p))};
 }
 
 void check_tensor(std::string_view name, const TensorView& t, DType dtype, Device device) {
@@ -140,9 +142,9 @@ PoolParams params(const DevicePool& p, const char* call) {
   return out;
 }
 
-const SourceRange* sources_in(const DevicePool& pool) {
+PoolState state_of(const DevicePool& pool) {
   Layout layout(pool.state.as<std::uint8_t>());
-  return place(layout, pool).sources;
+  return place(layout, pool);
 }
 
 std::int64_t ring_rows(std::int64_t capacity) {
@@ -307,6 +309,7 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
       ranges.back().count = static_cast<std::int32_t>(pieces.size()) - ranges.back().first;
     }
   }
+  const std::vector<Piece> in_order = pieces;
   // Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
   std::ranges::stable_sort(pieces, std::greater(), [](const Piece& piece) {
     return std::pair(piece.bytes, piece.alignment);
@@ -316,8 +319,9 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   clear(pool.state, stream);
   if (pool.source_digests.data != nullptr) clear(pool.source_digests, stream);
   upload(const_cast<Piece*>(p.pieces), std::as_bytes(std::span(pieces)), device, stream);
-  upload(const_cast<SourceRange*>(sources_in(pool)), std::as_bytes(std::span(ranges)), device,
-         stream);
+  const PoolState state = state_of(pool);
+  upload(state.pieces_in_order, std::as_bytes(std::span(in_order)), device, stream);
+  upload(state.sources, std::as_bytes(std::span(ranges)), device, stream);
   upload(&p.words->length_sum, std::as_bytes(std::span(&length_sum, 1)), device, stream);
   launch_null_digest(p, device, stream);
 }
@@ -560,11 +564,17 @@ void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, c
 
 namespace {
 
-/// After params(pool).
+/// Pieces in the order of the sources.
+PoolParams params_by_source(const DevicePool& pool, const char* call) {
+  PoolParams p = params(pool, call);
+  p.pieces = state_of(pool).pieces_in_order;
+  return p;
+}
+
 SourceParams source_params(const DevicePool& pool) {
   Shapes().expect("source_digests", pool.source_digests, {pool.num_slots, pool.num_sources});
   check_tensor("source_digests", pool.source_digests, DType::u32, device_of(pool));
-  return {sources_in(pool), pool.num_sources, pool.source_digests.as<std::uint32_t>()};
+  return {state_of(pool).sources, pool.num_sources, pool.source_digests.as<std::uint32_t>()};
 }
 
 std::uint32_t* words_of(const char* name, const TensorView& words, const DevicePool& pool,
@@ -577,20 +587,20 @@ std::uint32_t* words_of(const char* name, const TensorView& words, const DeviceP
 }  // namespace
 
 void stamp_sources(const DevicePool& pool, const DeviceBatch& batch, Stream stream) {
-  const PoolParams p = params(pool, "canary stamp_sources");
+  const PoolParams p = params_by_source(pool, "canary stamp_sources");
   const Device device = device_of(pool);
   launch_stamp_sources(p, source_params(pool), params(batch, device), device, stream);
 }
 
 void name_sources(const DevicePool& pool, const DeviceRing& ring, Stream stream) {
-  const PoolParams p = params(pool, "canary name_sources");
+  const PoolParams p = params_by_source(pool, "canary name_sources");
   const Device device = device_of(pool);
   launch_name_sources(p, source_params(pool), params(ring, device), device, stream);
 }
 
 void store_sources(const DevicePool& pool, const TensorView& slots, const TensorView& words,
                    Stream stream) {
-  const PoolParams p = params(pool, "canary store_sources");
+  const PoolParams p = params_by_source(pool, "canary store_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("slots", slots, device);
   launch_take_sources(p, source_params(pool), list, words_of("words", words, pool, list.count),
@@ -599,7 +609,7 @@ void store_sources(const DevicePool& pool, const TensorView& slots, const Tensor
 
 void load_sources(const DevicePool& pool, const TensorView& words, const TensorView& slots,
                   Stream stream) {
-  const PoolParams p = params(pool, "canary load_sources");
+  const PoolParams p = params_by_source(pool, "canary load_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("slots", slots, device);
   launch_load_sources(p, source_params(pool), words_of("words", words, pool, list.count), list,
@@ -608,7 +618,7 @@ void load_sources(const DevicePool& pool, const TensorView& words, const TensorV
 
 void move_sources(const DevicePool& pool, const TensorView& from, const TensorView& to,
                   const TensorView& workspace, Stream stream) {
-  const PoolParams p = params(pool, "canary move_sources");
+  const PoolParams p = params_by_source(pool, "canary move_sources");
   const Device device = device_of(pool);
   const SlotList list = list_of("from", from, device);
   check_vector("to", to, DType::i64, list.count, device);
