@@ -253,9 +253,9 @@ __device__ __forceinline__ void view_tile(const PoolParams& p, const BatchParams
   const bool asks_before = lane == 0 && tile.begin > 0;
   std::int32_t location_before = 0;
   if (asks_before) location_before = __ldg(walk.cells + tile.begin - 1);
-  view.token = walk.token(tile.begin + lane);
   view_cell(p, location, view.cell);
   if (asks_before) view_cell(p, location_before, view.before);
+  view.token = walk.token(tile.begin + lane);
 }
 
 /// Whether this lane's cell is plainly sound. The first warp calls it.
@@ -288,6 +288,68 @@ __device__ __noinline__ int judge_tile(Moment moment, Shared<kDepth>& shared) {
 
 // ---------------------------------------------------------------- bytes
 
+/// Terms of a slot's bytes, all of them: an octet takes every 32nd piece, with two of them under
+/// way. `scratch.sums` has an octet's sum each.
+__device__ __forceinline__ void digest_slot(const PoolParams& p, std::int32_t slot,
+                                            DigestScratch<Depth::all>& scratch) {
+  constexpr int kOctets = kThreads / kOctet, kStages = kSteps * kWide * kOctetBytes / hash::kBlock;
+  constexpr std::uint32_t kLayer = kThreads * kVector;
+  constexpr int kEach = hash::kBlock / kOctetBytes;  // vectors of a lane
+  const int in_octet = lane_id() % kOctet;
+  const unsigned octet = 0xFFu << (lane_id() - in_octet);
+  const Address address = address_of(p, slot);
+  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][threadIdx.x]);
+  const auto ask = [&](int piece, std::uint32_t to) {
+    if (piece < p.num_pieces) {
+      const OpenPiece open = open_piece(p, piece, address);
+      const int n = open.bytes - in_octet * kVector;
+      const std::uint8_t* const at = open.at + in_octet * kVector;
+      if (open.alignment == kVector) {
+#pragma unroll
+        for (int v = 0; v < kEach; ++v) {
+          if (n > v * kOctetBytes) {
+            gpu::ptx::cp_async_zfill<kVector>(to + v * kLayer, at + v * kOctetBytes,
+                                              min(n - v * kOctetBytes, kVector));
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int v = 0; v < kEach && n > v * kOctetBytes; ++v) {
+          copy_vector(to + v * kLayer, at + v * kOctetBytes, n - v * kOctetBytes, open.alignment);
+        }
+      }
+    }
+    gpu::ptx::cp_async_commit();
+  };
+  const int first = static_cast<int>(threadIdx.x) / kOctet;
+  hash::u128 terms = 0;
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) ask(first + i * kOctets, ring + i * kEach * kLayer);
+#pragma unroll 1
+  for (int piece = first, stage = 0; piece < p.num_pieces;
+       piece += kOctets, stage = (stage + 1) % kStages) {
+    const std::uint32_t from = ring + stage * kEach * kLayer;
+    const hash::BlockKeys keys = keys_of(p, piece);
+    const int n = __ldg(&p.pieces[piece].bytes) - in_octet * kVector;
+    gpu::ptx::cp_async_wait<kStages - 1>();
+    std::uint64_t nh = 0;
+#pragma unroll
+    for (int v = 0; v < kEach; ++v) {
+      if (n > v * kOctetBytes) {
+        nh += nh_vector(gpu::ptx::load_shared_u32x4(from + v * kLayer),
+                        scratch.nh_keys[in_octet + v * kOctet], n - v * kOctetBytes);
+      }
+    }
+#pragma unroll
+    for (int d = 1; d < kOctet; d *= 2) {
+      nh += __shfl_xor_sync(octet, static_cast<unsigned long long>(nh), d);
+    }
+    terms += hash::block_term(nh, keys);
+    ask(piece + kStages * kOctets, from);
+  }
+  if (in_octet == 0) scratch.sums[first] = hash::canonical(terms);
+}
+
 /// Hashes the CTA's tile, whose slots are in every warp's scratch. A barrier must follow.
 template <Depth kDepth>
 __device__ __forceinline__ void hash_tile(const PoolParams& p, const TileShape& tile,
@@ -296,9 +358,11 @@ __device__ __forceinline__ void hash_tile(const PoolParams& p, const TileShape& 
   const std::int32_t* const slots = scratch.slots[t / kWarp];
   if constexpr (kDepth == Depth::partial) {
     digest_partial(p, tile, share_of(tile, kThreads, t), scratch, slots, scratch.sums);
-  } else if constexpr (kDepth == Depth::all) {
+  } else if (tile.rows > 1) {
     digest_all(p, tile, share_of(tile, kThreads / kOctet, t / kOctet), scratch, slots,
                scratch.sums);
+  } else if (slots[0] >= 0) {
+    digest_slot(p, slots[0], scratch);
   }
 }
 
@@ -320,7 +384,9 @@ __device__ __forceinline__ std::uint64_t lane_digest(const PoolParams& p, const 
   } else if (tile.rows > 1) {
     return lane < tile.rows ? digest_of(p, tile, shared.bytes.digest, lane) : 0;
   } else {
-    std::uint64_t sum = lane < tile.parts ? shared.bytes.digest.sums[lane] : 0;
+    static_assert(kWarp == kThreads / kOctet);
+    const int parts = kDepth == Depth::all ? kWarp : tile.parts;
+    std::uint64_t sum = lane < parts ? shared.bytes.digest.sums[lane] : 0;
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
       const std::uint64_t other =
@@ -366,6 +432,84 @@ __device__ __noinline__ void report_null(const PoolParams& p, const RingParams& 
 __device__ __forceinline__ std::int64_t sweep_cursor(const PoolParams& p) {
   const std::int64_t cursor = __ldcg(&p.words->sweep_cursor);
   return has(p, cursor) ? cursor : 0;
+}
+
+/// The live slot that has `rank` live ones before it, from `cursor` on; -1: there is none. By a
+/// warp.
+__device__ std::int64_t nth_live(const PoolParams& p, std::int64_t cursor, std::int64_t rank) {
+  constexpr int kChunks = 8;  // of a lane
+  const int lane = lane_id();
+  const std::int64_t words = (p.num_slots + 31) / 32;
+  const std::int64_t chunks = (p.num_slots + kChunk - 1) / kChunk;
+  std::int64_t chunk = cursor / kChunk;
+  std::int64_t next = chunk + 1;
+  for (;;) {
+    const std::int64_t w = chunk * (kChunk / 32) + lane;
+    std::uint32_t bits = w < words ? p.live[w] : 0;
+    int counts[kChunks];
+    int mine = 0;
+    // In case it is none of these.
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const std::int64_t c = next + lane * kChunks + i;
+      counts[i] = c < chunks ? static_cast<int>(p.live_counts[c]) : 0;
+    }
+    if (w < cursor >> 5) bits = 0;
+    if (w == cursor >> 5) bits &= ~0u << (cursor & 31);
+    int up_to = __popc(bits);
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const int below = __shfl_up_sync(kAllLanes, up_to, d);
+      if (lane >= d) up_to += below;
+    }
+    const unsigned behind = __ballot_sync(kAllLanes, rank < up_to);
+    if (behind != 0) {
+      std::int64_t slot = -1;
+      const int at = __ffs(static_cast<int>(behind)) - 1;
+      if (lane == at) {
+        for (std::int64_t n = rank - (up_to - __popc(bits)); n > 0; --n) bits &= bits - 1;
+        slot = w * 32 + __ffs(static_cast<int>(bits)) - 1;
+      }
+      return static_cast<std::int64_t>(shuffle(static_cast<std::uint64_t>(slot), at));
+    }
+    rank -= __shfl_sync(kAllLanes, up_to, kWarp - 1);
+    for (;;) {
+      if (next >= chunks) return -1;
+      mine = 0;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) mine += counts[i];
+      up_to = mine;
+#pragma unroll
+      for (int d = 1; d < kWarp; d *= 2) {
+        const int below = __shfl_up_sync(kAllLanes, up_to, d);
+        if (lane >= d) up_to += below;
+      }
+      const unsigned found = __ballot_sync(kAllLanes, rank < up_to);
+      if (found != 0) {
+        const int at = __ffs(static_cast<int>(found)) - 1;
+        std::int64_t left = rank - (up_to - mine);
+        int i = 0;
+#pragma unroll
+        for (int k = 0; k < kChunks - 1; ++k) {
+          if (i == k && left >= counts[k]) {
+            left -= counts[k];
+            ++i;
+          }
+        }
+        chunk = next + at * kChunks + __shfl_sync(kAllLanes, i, at);
+        rank = static_cast<std::int64_t>(shuffle(static_cast<std::uint64_t>(left), at));
+        next = chunk + 1;
+        break;
+      }
+      rank -= __shfl_sync(kAllLanes, up_to, kWarp - 1);
+      next += kWarp * kChunks;
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) {
+        const std::int64_t c = next + lane * kChunks + k;
+        counts[k] = c < chunks ? static_cast<int>(p.live_counts[c]) : 0;
+      }
+    }
+  }
 }
 
 /// True if its bytes are to be compared.
@@ -448,7 +592,17 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     const bool finds = role == Role::find;
     const std::int64_t first = finds ? s.sweep_slots : std::int64_t{cta} * s.tile.rows;
     const std::int64_t last = finds ? first + 1 : min(first + s.tile.rows, s.sweep_slots);
-    const int n = find_live(p, sweep_cursor(p), first, last, shared.finder, shared.list);
+    int n = 0;
+    if (last - first == 1) {
+      if (t < kWarp) {
+        const std::int64_t live = nth_live(p, sweep_cursor(p), first);
+        if (lane == 0) shared.list[0] = live;
+      }
+      __syncthreads();
+      n = shared.list[0] >= 0 ? 1 : 0;
+    } else {
+      n = find_live(p, sweep_cursor(p), first, last, shared.finder, shared.list);
+    }
     fields = kOneSweep;
     if (finds) {
       hashes = false;
