@@ -21,13 +21,6 @@ __device__ __forceinline__ float exp2_in_order(float x) {
   return y;
 }
 
-/// NaN if one of them is.
-__device__ __forceinline__ float min_or_nan(float a, float b) {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-
 /// Four e4m3 bytes, `a` lowest; values past 448 saturate, NaN stays NaN.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   std::uint32_t r;

@@ -220,9 +220,10 @@ struct Scores : Scale {
     exponentiate();
     if (!is_there) [[unlikely]] {  // the next block, or the next queries
       if (more) wait_for_block();
-      // Changes nothing, but keeps ptxas from moving what follows to before the branch.
+      // By one, which ptxas cannot know: it moves nothing that reads a weight to before the branch.
+      const float one = copysignf(1.f, signed_scale) * copysignf(1.f, signed_scale);
 #pragma unroll
-      for (float& x : scores) x = ptx::min_or_nan(x, 448.f);
+      for (float& x : scores) x *= one;
     }
     store_weights();
     --left;
