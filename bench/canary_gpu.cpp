@@ -240,6 +240,13 @@ void sglang_rows(Bench& bench, const Array& kv) {
   const WriteInput chunk{
       .input_ids = head(ids), .positions = c_positions.view(), .out_cache_loc = head(locations)};
 
+  // Its chain, as the host knows it.
+  const std::vector<std::int64_t> chunk_ids = counting(kChunk, 32000),
+                                  chunk_positions = counting(kChunk, kChunk);
+  std::vector<std::int64_t> hashes(kChunk);
+  chain_hashes({}, chunk_ids, chunk_positions, hashes);
+  const Array chunk_chain(DType::i64, hashes);
+
   struct Mode {
     const char* name;
     RealKvHashMode mode;
@@ -251,6 +258,10 @@ void sglang_rows(Bench& bench, const Array& kv) {
     const VerifyOrWriteContext c = context(m.mode);
     bench.row("write-chunk16384", "sglang", m.name, kChunk * (32 + 24 + m.bytes),
               [&] { write(c, chunk_plan, chunk); });
+    WriteInput with_chain = chunk;
+    with_chain.chain_hashes = chunk_chain.view();
+    bench.row("write-chunk16384-host-chain", "sglang", m.name, kChunk * (32 + 32 + m.bytes),
+              [&] { write(c, chunk_plan, with_chain); });
     plan(verify_plan, write_plan, plan_input(zeros, context_lens));
     bench.row("write-256x4096", "sglang", m.name, kSlots * (32 + 24 + m.bytes),
               [&] { write(c, write_plan, all); });

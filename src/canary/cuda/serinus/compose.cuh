@@ -2,6 +2,7 @@
 // here, and nowhere later.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cub/block/block_scan.cuh>
 
@@ -125,28 +126,49 @@ __device__ __forceinline__ ChainSoFar before_run(const Run& mine, ChainSoFar& af
   return before;
 }
 
-/// Stores this thread's kEach tokens, those of a warp as a whole: `stage` has room for them.
+/// A warp's tokens on their way to memory: each lane makes kEach that follow each other, and all
+/// lanes store them side by side. Words of 64 bits, as StampedToken has them.
 template <int kEach>
-__device__ __forceinline__ void store_tokens(StampedToken* to, std::int64_t tokens,
-                                             const StampedToken (&mine)[kEach], uint4* stage) {
-  constexpr int kVectors = static_cast<int>(sizeof(StampedToken) / sizeof(uint4));
-  constexpr int kMine = kEach * kVectors;  // swizzled by lane, so that the banks differ
-  const int lane = lane_id();
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    stage[lane * kMine + (i ^ lane % kMine)] =
-        reinterpret_cast<const uint4*>(&mine[i / kVectors])[i % kVectors];
+class TokenStage {
+ public:
+  static constexpr int kVectors = kEach * static_cast<int>(sizeof(StampedToken)) / kVector;
+  struct alignas(kVector) Words {
+    std::uint64_t of[kWarp * kVectors * 2];
+  };
+  static_assert(offsetof(StampedToken, cell) == 8 && offsetof(StampedToken, prev) == 16 &&
+                offsetof(StampedToken, request) == 20 && offsetof(StampedToken, power) == 24);
+
+  __device__ explicit TokenStage(Words& words) : words_(words) {}
+  __device__ std::uint64_t& chain(int i) { return pair(2 * i)[0]; }
+  __device__ std::uint64_t& power(int i) { return pair(2 * i + 1)[1]; }
+  __device__ void put(int i, const StampedToken& t) {
+    chain(i) = t.chain;
+    pair(2 * i)[1] = static_cast<std::uint64_t>(t.cell);
+    pair(2 * i + 1)[0] = std::uint64_t{static_cast<std::uint32_t>(t.request)} << 32 |
+                         static_cast<std::uint32_t>(t.prev);
+    power(i) = static_cast<std::uint32_t>(t.power);
   }
-  __syncwarp();
+  /// The first `tokens` of the warp's.
+  __device__ void store(StampedToken* to, std::int64_t tokens) const {
+    __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    const int at = i * kWarp + lane;
-    const int owner = at / kMine;
-    if (at / kVectors < tokens) {
-      reinterpret_cast<uint4*>(to)[at] = stage[owner * kMine + (at % kMine ^ owner % kMine)];
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = i * kWarp + lane_id();
+      if (at / 2 < tokens) {
+        const std::uint64_t* const from = pair(at / kVectors, at % kVectors);
+        reinterpret_cast<ulonglong2*>(to)[at] = make_ulonglong2(from[0], from[1]);
+      }
     }
   }
-}
+
+ private:
+  /// Swizzled, so that the banks differ.
+  __device__ std::uint64_t* pair(int lane, int vector) const {
+    return words_.of + 2 * (lane * kVectors + (vector ^ lane % kVectors));
+  }
+  __device__ std::uint64_t* pair(int vector) const { return pair(lane_id(), vector); }
+  Words& words_;
+};
 
 /// Composes tile `number`, of kEach tokens a thread: what was there before is read here, and
 /// nowhere later. A CTA's work.
@@ -156,24 +178,17 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
                                              StampedToken* tokens, ChainMap* maps) {
   __shared__ LengthScan::TempStorage scan;
   __shared__ long long firsts[kThreads + 1];
-  __shared__ uint4 stage[kEach * kThreads * sizeof(StampedToken) / sizeof(uint4)];
+  __shared__ typename TokenStage<kEach>::Words stages[kWarps];
   constexpr int kOfWarp = kEach * kWarp;
   const int t = static_cast<int>(threadIdx.x);
-  const int warp = t / kWarp;
   const std::int64_t tile = number * kEach * kThreads;
   const std::int64_t first = tile + t * kEach;
-  const std::int64_t first_of_warp = tile + warp * kOfWarp;
-  Told told[kEach];
-  told[0].load(b, first);
-#pragma unroll
-  for (int i = 1; i < kEach; ++i) told[i].load_after(told[i - 1], b, first + i);
-  // Which request a token is of: the last whose run begins at it or before.
-  std::int64_t request[kEach], begin[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    request[i] = -1;
-    begin[i] = 0;
-  }
+  const std::int64_t first_of_warp = tile + t / kWarp * kOfWarp;
+  TokenStage<kEach> stage(stages[t / kWarp]);
+  Run run;
+  Told told;
+  told.load(b, first);
+  int i = 0;  // of this thread's tokens, those before it are done
   std::int64_t base = 0;
   for (std::int64_t r0 = 0; r0 < b.num_requests && base < b.num_tokens; r0 += kThreads) {
     const std::int64_t r = r0 + t;
@@ -184,12 +199,14 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
     firsts[t] = base + before;
     if (t == 0) firsts[kThreads] = base + total;
     __syncthreads();
-    if (first_of_warp + kOfWarp > base && first_of_warp < base + total) {
-      // Most warps have tokens of one request.
+    const std::int64_t end = base + total < b.num_tokens ? base + total : b.num_tokens;
+    if (first_of_warp + kOfWarp > base && first_of_warp < end) {
+      // The request of a token is the last whose run begins at it or before. Most warps have tokens
+      // of one request.
       const int of_warp = find_run(firsts, first_of_warp > base ? first_of_warp : base);
       const bool one = first_of_warp + kOfWarp <= firsts[of_warp + 1];
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
+#pragma unroll 1
+      for (; i < kEach && first + i < end; ++i) {
         const std::int64_t j = first + i;
         int below = of_warp;
         if (!one) {
@@ -198,9 +215,20 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
             (firsts[middle] <= j ? below : above) = middle;
           }
         }
-        if (j < base || j >= base + total) continue;
-        request[i] = r0 + below;
-        begin[i] = firsts[below];
+        const std::int64_t request = r0 + below;
+        NewToken made = token_at(p, ring, b, j, told, request, firsts[below], b.rows[request],
+                                 b.prefix_lens[request]);
+        if (made.token.request >= 0) {  // else the chain passes over it
+          run.chain = made.starts ? made.term : hash::chain_step(run.chain, made.term);
+          run.starts |= made.starts;
+          ++run.stamped;
+        }
+        made.token.chain = run.chain;
+        made.token.power = run.starts ? 0 : run.stamped;
+        stage.put(i, made.token);
+        Told next;
+        next.load_after(told, b, j + 1);
+        told = next;
       }
     }
     if (number == 0 && r < b.num_requests) {
@@ -214,47 +242,28 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
     base += total;
     __syncthreads();
   }
-  std::int64_t row[kEach], prefix[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    row[i] = request[i] >= 0 ? b.rows[request[i]] : -1;
-    prefix[i] = request[i] >= 0 ? b.prefix_lens[request[i]] : 0;
-  }
-  StampedToken mine[kEach];
-  Run run;
-  int powers[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const std::int64_t j = first + i;
-    NewToken made;
-    if (j < b.num_tokens) {
-      made = token_at(p, ring, b, j, told[i], request[i], begin[i], row[i], prefix[i]);
-    }
-    mine[i] = made.token;
-    if (made.token.request >= 0) {  // else the chain passes over it
-      run.chain = made.starts ? made.term : hash::chain_step(run.chain, made.term);
-      run.starts |= made.starts;
-      ++run.stamped;
-    }
-    mine[i].chain = run.chain;
-    powers[i] = run.starts ? 0 : run.stamped;
+  const int composed = i;
+#pragma unroll 1
+  for (; i < kEach && first + i < b.num_tokens; ++i) {
+    // Nobody's: reported, if it would be written.
+    is_stamped(p, ring, b, first + i, b.locations[first + i], b.positions[first + i], -1, -1);
+    stage.put(i, {});
   }
   run.chain = hash::fold(run.chain);
   ChainSoFar after;
   const ChainSoFar before = before_run<kEach>(run, after);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (powers[i] > 0) {
-      mine[i].chain =
-          plus(hash::fold(mine[i].chain), times(before.chain, __ldg(&kPowers.up[powers[i]])));
-      mine[i].power = before.started ? 0 : before.stamped + powers[i];
-    }
+#pragma unroll 1
+  for (i = 0; i < composed; ++i) {
+    const std::uint64_t power = stage.power(i);
+    if (power == 0) continue;  // a chain began, here or before
+    stage.chain(i) =
+        plus(hash::fold(stage.chain(i)), times(before.chain, __ldg(&kPowers.up[power])));
+    stage.power(i) = before.started ? 0 : static_cast<std::uint64_t>(before.stamped) + power;
   }
   if (t == kThreads - 1) {
     maps[number] = {after.started ? 0 : __ldg(&kPowers.up[after.stamped]), after.chain};
   }
-  store_tokens<kEach>(tokens + first_of_warp, b.num_tokens - first_of_warp, mine,
-                      stage + warp * kOfWarp * 2);
+  stage.store(tokens + first_of_warp, b.num_tokens - first_of_warp);
 }
 
 /// What another CTA of the launch composed.

@@ -19,7 +19,7 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 4)
     compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                    const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
   // In this order: the next grid reads bytes before it waits for this one, and so they must be

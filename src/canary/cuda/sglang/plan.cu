@@ -19,6 +19,7 @@ using canary::cuda::grid_for;
 
 constexpr int kThreads = 256;
 constexpr int kCtasEach = 3;  // on every multiprocessor
+constexpr int kEach = 4;      // entries of a lane, side by side
 
 struct AddLengths {
   __device__ std::int64_t operator()(std::int64_t a, std::int64_t b) const {
@@ -74,19 +75,44 @@ __global__ void __launch_bounds__(kThreads, kCtasEach)
     }
   }
   if (total > capacity) return;
-  for (std::int64_t entry = thread_index(); entry < total; entry += thread_count()) {
-    // The last request that starts at or before the entry: empty ones are passed over.
+  // The last request that starts at or before an entry: empty ones are passed over.
+  const auto request_of = [n](std::int64_t entry) {
     std::int64_t r = 0;
     for (std::int64_t above = n; above - r > 1;) {
       const std::int64_t middle = (r + above) / 2;
       (firsts[middle] <= entry ? r : above) = middle;
     }
-    const std::int64_t position = plan_row(p, r).start + (entry - firsts[r]);
-    const std::int64_t row = p.rows[r];
-    p.slots[entry] = slot_at(p, row, position);
-    p.prev_slots[entry] = position == 0 ? kChainHead : slot_at(p, row, position - 1);
-    p.positions[entry] = position;
-    p.tokens[entry] = expected_token(p, r, position);
+    return r;
+  };
+  constexpr int kOfWarp = kEach * kWarp;
+  const std::int64_t warps = thread_count() / kWarp;
+  for (std::int64_t first = thread_index() / kWarp * kOfWarp; first < total;
+       first += warps * kOfWarp) {
+    // Most warps have entries of one request.
+    const std::int64_t of_first = request_of(first);
+    const bool one = first + kOfWarp <= firsts[of_first + 1];
+    // All is loaded before anything is stored: the compiler must assume that a store changes what
+    // is loaded after it.
+    std::int64_t slot[kEach], prev[kEach], position[kEach], token[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::int64_t entry = first + i * kWarp + lane_id();
+      if (entry >= total) continue;
+      const std::int64_t r = one ? of_first : request_of(entry);
+      position[i] = plan_row(p, r).start + (entry - firsts[r]);
+      slot[i] = slot_at(p, p.rows[r], position[i]);
+      prev[i] = position[i] == 0 ? kChainHead : slot_at(p, p.rows[r], position[i] - 1);
+      token[i] = expected_token(p, r, position[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::int64_t entry = first + i * kWarp + lane_id();
+      if (entry >= total) continue;
+      p.slots[entry] = slot[i];
+      p.prev_slots[entry] = prev[i];
+      p.positions[entry] = position[i];
+      p.tokens[entry] = token[i];
+    }
   }
 }
 
@@ -112,7 +138,8 @@ void plan(const PlanParams& p, Device device, Stream stream) {
   gpu::require_hopper("canary plan", device);
   const gpu::OnDevice current(device);
   gpu::launch("canary plan", plan_kernel,
-              {grid_for(device, p.verify_capacity, kThreads, kCtasEach), kThreads}, stream, p);
+              {grid_for(device, p.verify_capacity, kThreads * kEach, kCtasEach), kThreads}, stream,
+              p);
 }
 
 void translate(const std::int64_t* slots, std::int64_t count, const std::int64_t* mapping,
