@@ -47,9 +47,18 @@ struct TileShape {
   }
 };
 
+/// Rows of shared memory, of 32 pieces: bytes of each, and on to the next one, where the banks
+/// differ.
+inline constexpr int kRow = 128;
+inline constexpr int kPitch = kRow + kVector;
+inline constexpr int kRowsBytes = kWarp * kPitch;
+
 template <Depth kDepth>
 struct DigestScratch {
-  uint4 under_way[kSteps * kWide][kThreads];  ///< a column a thread
+  union {
+    uint4 under_way[kSteps * kWide][kThreads];  ///< a column a thread
+    uint4 stages[kDepth == Depth::all ? kWarps : 1][2][kRowsBytes / kVector];
+  };
   ulonglong2 nh_keys[kVectors];
   /// Row by row, a part each, of every warp's tile; or of the CTA's.
   std::uint64_t sums[kWarps * kTileRows<kDepth>];
@@ -96,7 +105,7 @@ __device__ __forceinline__ void copy_vector(std::uint32_t to, const std::uint8_t
     for (int i = 0; i < 16; ++i) gpu::ptx::store_shared_u8(to + i, i < n ? __ldcg(at + i) : 0);
   }
 }
-/// Of 16-byte aligned rows.
+/// Of 16-byte aligned rows: 16 of n bytes, where there are any.
 __device__ __forceinline__ void copy_of_row(std::uint32_t to, const std::uint8_t* at, int n) {
   if (n >= kVector) {
     gpu::ptx::cp_async_of_row(to, at);
@@ -257,11 +266,9 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
 __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shape,
                                       DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
                                       std::uint64_t* sums) {
-  constexpr int kRow = 128;  // bytes of a piece in a stage
   constexpr int kVectorsOfRow = kRow / kVector;
-  constexpr int kStage = kWarp * kRow;
-  constexpr int kCopies = kStage / (kWarp * kVector);  // of a lane
-  static_assert(2 * kStage * kWarps == sizeof scratch.under_way);
+  constexpr int kCopies = kVectorsOfRow;  // of a lane in a stage
+  constexpr int kRowsApart = kWarp / kCopies;
   const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int side_by_side = kWarp / shape.rows;  // pieces of a slot
@@ -274,20 +281,12 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const int first = (shape.whole ? warp : 0) * side_by_side;
   const int mine = lane / shape.rows;
   const auto piece_at = [&](int base) { return min(base + mine, p.num_pieces - 1); };
-  // Vector v of row r lies where the banks differ.
-  const std::uint32_t stages =
-      gpu::ptx::shared_address(scratch.under_way) + static_cast<std::uint32_t>(warp * 2 * kStage);
-  const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kRow);
-  const auto own_vector = [&](int v) {
-    return own_row + static_cast<std::uint32_t>((v ^ lane % kVectorsOfRow) * kVector);
-  };
-  // As a copier: vector `vector` of the rows lane / 8 + 4 i.
+  const std::uint32_t stages = gpu::ptx::shared_address(scratch.stages[warp]);
+  const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kPitch);
+  // As a copier: vector `vector` of the rows `copied`, + kRowsApart, ...
   const int vector = lane % kVectorsOfRow;
   const int copied = lane / kVectorsOfRow;
-  const auto copied_to = [&](int i) {
-    const int r = copied + kCopies / 2 * i;
-    return static_cast<std::uint32_t>(r * kRow + (vector ^ r % kVectorsOfRow) * kVector);
-  };
+  const auto copied_row = static_cast<std::uint32_t>(copied * kPitch + vector * kVector);
 
   // What is asked for next.
   int ask = first;
@@ -313,34 +312,40 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       rows[i] = reinterpret_cast<const std::uint8_t*>(
-                    shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kCopies / 2 * i)) +
+                    shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kRowsApart * i)) +
                 vector * kVector;
     }
   };
   const auto load = [&](std::uint32_t to) {
     if (ask < p.num_pieces) {
-      if (together && open.alignment == 16) {
+      const auto to_row = [&](int i) {
+        return to + copied_row + static_cast<std::uint32_t>(i * kRowsApart * kPitch);
+      };
+      if (together && open.alignment == 16 && ask_left >= kRow) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-          copy_of_row(to + copied_to(i), rows[i], ask_left - vector * kVector);
+          gpu::ptx::cp_async_of_row(to_row(i), rows[i]);
           rows[i] += kRow;
         }
       } else if (together) {
-#pragma unroll
+        const int n = ask_left - vector * kVector;
+#pragma unroll 1
         for (int i = 0; i < kCopies; ++i) {
-          const int n = ask_left - vector * kVector;
-          if (n > 0) copy_vector(to + copied_to(i), rows[i], n, open.alignment);
-          rows[i] += kRow;
+          const std::uint64_t row_at =
+              shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kRowsApart * i);
+          if (n <= 0) continue;
+          copy_vector(to_row(i), reinterpret_cast<const std::uint8_t*>(row_at) + vector * kVector,
+                      n, open.alignment);
         }
       } else {
 #pragma unroll 1
         for (int v = 0; v < kVectorsOfRow && v * kVector < open.bytes; ++v) {
-          copy_vector(to + own_vector(v), open.at + v * kVector, open.bytes - v * kVector,
-                      open.alignment);
+          copy_vector(to + own_row + static_cast<std::uint32_t>(v * kVector), open.at + v * kVector,
+                      open.bytes - v * kVector, open.alignment);
         }
-        open.at += kRow;
         open.bytes -= kRow;
       }
+      open.at += kRow;
       ask_left -= kRow;
       if (ask_left <= 0) {
         ask += step;
@@ -364,7 +369,9 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys);
   std::uint32_t key = first_key;
   const auto take = [&](std::uint32_t from) {
-    const auto word = [&](int v) { return gpu::ptx::load_shared_u32x4(from + own_vector(v)); };
+    const auto word = [&](int v) {
+      return gpu::ptx::load_shared_u32x4(from + own_row + static_cast<std::uint32_t>(v * kVector));
+    };
     const auto key_of = [&](int v) {
       return gpu::ptx::load_shared_u64x2(key + static_cast<std::uint32_t>(v * kVector));
     };
@@ -391,10 +398,10 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   begin_piece();
   load(stages);
   for (int i = 0; have < p.num_pieces; i ^= 1) {
-    load(stages + static_cast<std::uint32_t>((i ^ 1) * kStage));
+    load(stages + static_cast<std::uint32_t>((i ^ 1) * kRowsBytes));
     gpu::ptx::cp_async_wait<1>();
     __syncwarp();
-    take(stages + static_cast<std::uint32_t>(i * kStage));
+    take(stages + static_cast<std::uint32_t>(i * kRowsBytes));
     __syncwarp();  // before the next copies overwrite what was read
   }
   std::uint64_t sum = hash::canonical(terms);
