@@ -10,6 +10,7 @@
 // a sweep for the stamps, where its slot is one of theirs or something is wrong. What a launch
 // moves (cursors, the step's number) is moved by the CTA that read it last, while the bytes are
 // under way.
+
 // The kernel is over before code for faults would have been fetched.
 #define SERINUS_FAULT_PATH __noinline__ inline
 
