@@ -19,6 +19,7 @@
 
 #include <serinus/canary.h>
 
+#include "bench/arguments.h"
 #include "bench/figures.h"
 #include "canary/serinus/digest.h"
 #include "canary/serinus/hash.h"
@@ -273,12 +274,10 @@ void announcements() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json, only;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::string_view(argv[i]) == "--json") json = argv[i + 1];
-    if (std::string_view(argv[i]) == "--only")
-      only = argv[i + 1];  // digest, l2, chain, verify, announce
-  }
+  const bench::Arguments arguments(argc, argv, {"--json", "--only"});
+  if (!arguments.fine()) return 2;
+  const std::string json = arguments.text("--json");
+  const std::string only = arguments.text("--only");  // digest, l2, chain, verify, announce
   const auto runs = [&](const char* part) { return only.empty() || only == part; };
   std::vector<std::uint8_t> buffer(runs("digest") ? std::size_t{1} << 30 : std::size_t{1} << 20);
   std::mt19937_64 rng(0);

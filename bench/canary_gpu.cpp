@@ -26,6 +26,7 @@
 #include <serinus/canary_cuda.h>
 #include <serinus/canary_sglang.h>
 
+#include "bench/arguments.h"
 #include "gpu/device.h"
 
 namespace {
@@ -505,13 +506,12 @@ void serinus_rows(Bench& bench, const SerinusCase& c, const Array& kv) {
 
 int main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string key = argv[i];
-    if (key == "--json") options.json = argv[i + 1];
-    if (key == "--commit") options.commit = argv[i + 1];
-    if (key == "--cases") options.cases = argv[i + 1];
-    if (key == "--rounds") options.rounds = std::atoi(argv[i + 1]);
-  }
+  const bench::Arguments given(argc, argv, {"--json", "--commit", "--cases", "--rounds"});
+  if (!given.fine()) return 2;
+  options.json = given.text("--json");
+  options.commit = given.text("--commit", options.commit);
+  options.cases = given.text("--cases");
+  options.rounds = given.count("--rounds", options.rounds);
   const gpu::Survey survey = gpu::survey();
   if (survey.devices.empty() || !survey.devices[0].usable) {
     fmt::print(stderr, "no GPU: {}\n", survey.problem);

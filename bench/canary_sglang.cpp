@@ -17,6 +17,7 @@
 
 #include <serinus/canary_sglang.h>
 
+#include "bench/arguments.h"
 #include "bench/figures.h"
 #include "canary/sglang/hash.h"
 #include "canary/sglang/look_ahead.h"
@@ -263,12 +264,9 @@ void bench_bytes(std::int64_t token_bytes, std::int64_t num_slots) {
 
 int main(int argc, char** argv) {
   using namespace serinus::canary::sglang;
-  std::int64_t megabytes = 1024;
-  std::string json;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--mb") == 0) megabytes = std::max(1, std::atoi(argv[i + 1]));
-    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
-  }
+  const serinus::bench::Arguments arguments(argc, argv, {"--mb", "--json"});
+  if (!arguments.fine()) return 2;
+  const std::int64_t megabytes = arguments.count("--mb", 1024);
   const std::int64_t num_slots = megabytes * (1 << 20) / kSlotBytes;
   {
     std::mt19937_64 rng(5);
@@ -281,5 +279,5 @@ int main(int argc, char** argv) {
   }
   bench_bytes(576, megabytes * (1 << 20) / 576 / 4);
   bench_bytes(1024, megabytes * (1 << 20) / 1024 / 4);
-  return g_figures.write(json) ? 0 : 3;
+  return g_figures.write(arguments.text("--json")) ? 0 : 3;
 }

@@ -30,6 +30,8 @@
 #include <serinus/canary.h>
 #include <serinus/canary_cuda.h>
 
+#include "bench/arguments.h"
+
 namespace {
 
 using namespace serinus;
@@ -191,15 +193,15 @@ struct Step {
   canary::cuda::DeviceBatch batch;
 };
 
-struct Arguments {
+struct Options {
   std::string json, commit = "unknown";
   int layers = 48, rounds = 31;
 };
 
 class Bench {
  public:
-  Bench(Arguments arguments, std::string device)
-      : arguments_(std::move(arguments)), device_(std::move(device)) {
+  Bench(Options options, std::string device)
+      : options_(std::move(options)), device_(std::move(device)) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     check(cudaEventCreate(&begin_));
     check(cudaEventCreate(&end_));
@@ -233,7 +235,7 @@ class Bench {
     const auto times_of = [&](bool canary, bool between) {
       const cudaGraphExec_t exec = graph_of(in_graph, canary, between);
       std::vector<double> us;
-      for (int i = 0; i < arguments_.rounds + 2; ++i) {
+      for (int i = 0; i < options_.rounds + 2; ++i) {
         check(cudaEventRecord(begin_, stream_));
         check(cudaGraphLaunch(exec, stream_));
         check(cudaEventRecord(end_, stream_));
@@ -297,20 +299,20 @@ class Bench {
         nodes, between, wall, host);
     std::fflush(stdout);
     check(cudaGraphExecDestroy(one));
-    if (arguments_.json.empty()) return;
-    std::ofstream(arguments_.json + "/canary-step-" + name + ".json") << fmt::format(
+    if (options_.json.empty()) return;
+    std::ofstream(options_.json + "/canary-step-" + name + ".json") << fmt::format(
         "{{\"case\": \"step-{}\", \"median_us\": {:.3f}, \"min_us\": {:.3f}, \"nodes\": {}, "
         "\"between_us\": {:.3f}, \"replayed_us\": {:.3f}, \"host_us\": {:.3f}, \"layers\": {}, "
         "\"token_bytes\": {}, "
         "\"violations\": {}, \"device\": \"{}\", \"commit\": \"{}\"}}\n",
-        name, median, us[0], nodes, between, wall, host, arguments_.layers,
-        2 * kTokenBytes * arguments_.layers, stats.violations, device_, arguments_.commit);
+        name, median, us[0], nodes, between, wall, host, options_.layers,
+        2 * kTokenBytes * options_.layers, stats.violations, device_, options_.commit);
   }
 
  private:
   void overwrite() { check(cudaMemsetAsync(other_.data(), 1, other_.bytes(), stream_)); }
 
-  Arguments arguments_;
+  Options options_;
   std::string device_;
   Array other_{std::size_t{256} << 20};
   cudaStream_t stream_ = nullptr;
@@ -320,26 +322,17 @@ class Bench {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  Arguments a;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--json") {
-      a.json = value;
-    } else if (name == "--commit") {
-      a.commit = value;
-    } else if (name == "--layers") {
-      a.layers = std::max(1, std::atoi(value.c_str()));
-    } else if (name == "--rounds") {
-      a.rounds = std::max(1, std::atoi(value.c_str()));
-    } else {
-      fmt::print(stderr, "no such option: {}\n", name);
-      return 2;
-    }
-  }
+  const bench::Arguments given(argc, argv, {"--json", "--commit", "--layers", "--rounds"});
+  if (!given.fine()) return 2;
+  Options options;
+  options.json = given.text("--json");
+  options.commit = given.text("--commit", options.commit);
+  options.layers = given.count("--layers", options.layers);
+  options.rounds = given.count("--rounds", options.rounds);
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, 0));
-  Bench bench(a, properties.name);
-  const Kv kv(a.layers, 32 * 16384 + 64 * kPage);
+  Bench bench(options, properties.name);
+  const Kv kv(options.layers, 32 * 16384 + 64 * kPage);
   bench.row("decode1-context4096", kv, 1, 4096, 1, 20, 8);
   bench.row("decode64-context4096", kv, 64, 4096, 1, 20, 15);
   bench.row("prefill32x16384", kv, 32, 0, 16384, 1, 0);

@@ -9,12 +9,12 @@
 #include <functional>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include <serinus/canary.h>
 
+#include "bench/arguments.h"
 #include "bench/figures.h"
 #include "serve/feed.h"
 
@@ -51,7 +51,8 @@ void rest(int milliseconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* json = argc == 3 && std::string_view(argv[1]) == "--json" ? argv[2] : "";
+  const bench::Arguments arguments(argc, argv, {"--json"});
+  if (!arguments.fine()) return 2;
   canary::Options options;
   options.depth = canary::Depth::none;
   canary::Monitor monitor(options);
@@ -97,5 +98,5 @@ int main(int argc, char** argv) {
   figures.add("look at the map / plain read", scan / read, "x");
   figures.add("share of a core, page open", 100 * (scan / 0.020 + publish / 0.200), "%",
               bench::at_most(1));
-  return figures.write(json) ? 0 : 3;
+  return figures.write(arguments.text("--json")) ? 0 : 3;
 }

@@ -12,12 +12,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/figures.h"
 #include "sparse_mla/cpu/kernels.h"
 
@@ -65,12 +65,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "unset %s first: it changes OpenBLAS's kernel\n", name);
     return 2;
   }
-  std::string json;
-  double budget = 20;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
-    if (std::strcmp(argv[i], "--seconds") == 0) budget = std::atof(argv[i + 1]);
-  }
+  const serinus::bench::Arguments arguments(argc, argv, {"--json", "--seconds"});
+  if (!arguments.fine()) return 2;
+  const std::string json = arguments.text("--json");
+  const double budget = arguments.count("--seconds", 20);
   openblas_set_num_threads(1);
 
   std::mt19937 random(1);

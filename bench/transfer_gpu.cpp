@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <numeric>
 #include <stdexcept>
@@ -30,6 +29,7 @@
 #include <serinus/canary_ranks.h>
 #include <serinus/kv_layout.h>
 
+#include "bench/arguments.h"
 #include "bench/busy.h"
 #include "nccl_transport.h"
 #include "ranks.h"
@@ -450,12 +450,11 @@ bool measure_step(NcclTransport& nccl, const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string key = argv[i];
-    if (key == "--json") options.json = argv[i + 1];
-    if (key == "--commit") options.commit = argv[i + 1];
-    if (key == "--rounds") options.rounds = std::max(1, std::atoi(argv[i + 1]));
-  }
+  const serinus::bench::Arguments given(argc, argv, {"--json", "--commit", "--rounds"});
+  if (!given.fine()) return 2;
+  options.json = given.text("--json");
+  options.commit = given.text("--commit", options.commit);
+  options.rounds = given.count("--rounds", options.rounds);
   return run_ranks(2, kTimeout, [&](SocketTransport& control) {
     int gpus = 0;
     if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < 2) {
