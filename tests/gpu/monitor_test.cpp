@@ -79,11 +79,12 @@ struct Setup {
   Mode mode = Mode::log;
   Int ring = 512;
   bool source_digests = false;
+  Int records = 62;  ///< a step; of thousands, a CTA has several slots
 };
 
 class Twins {
  public:
-  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kRecords = 62, kWindow = 24;
+  static constexpr Int kSlots = 1000, kRows = 10, kWidth = 160, kWindow = 24;
   static constexpr int kLayers = 2;
 
   explicit Twins(const Setup& s, std::uint64_t seed = 1)
@@ -97,7 +98,7 @@ class Twins {
     options.depth = s.depth;
     options.verify = s.verify;
     options.mode = s.mode;
-    options.records_per_step = kRecords;
+    options.records_per_step = s.records;
     options.ring_capacity = s.ring;
     options.source_digests = s.source_digests;
     cpu = std::make_unique<Monitor>(options);
@@ -511,6 +512,8 @@ TEST_F(MonitorGpu, NothingIsReportedWithoutAFault) {
     run_history({.depth = Depth::partial, .verify = policy, .source_digests = true}, 2, 30, false);
     run_history({.depth = Depth::none, .verify = policy}, 3, 30, false);
   }
+  run_history({.depth = Depth::all, .verify = VerifyPolicy::rolling, .records = 4096}, 4, 10,
+              false);
 }
 
 TEST_F(MonitorGpu, FaultsAreTheCpusFaults) {
@@ -518,7 +521,8 @@ TEST_F(MonitorGpu, FaultsAreTheCpusFaults) {
     run_history({.depth = static_cast<Depth>(seed % 3),
                  .verify = seed % 2 == 0 ? VerifyPolicy::all : VerifyPolicy::rolling,
                  .extra_pools = seed % 4 < 2,
-                 .source_digests = seed % 5 < 2},
+                 .source_digests = seed % 5 < 2,
+                 .records = seed < 16 ? 62 : 4096},
                 seed, 7, true);
     if (HasFailure()) return;
   }
