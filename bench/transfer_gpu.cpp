@@ -233,9 +233,11 @@ class Transfer : public Rank {
       if (watched) {
         arrived_.record(nccl_.stream());
         arrived_.hold(stream_);
-        if (first == 0) canary::cuda::on_load(pool_, ring_, travelling_, slots_, 1, {stream_});
-        canary::cuda::verify_slots(pool_, ring_, slots_of_chunk(first), canary::Moment::head,
-                                   {stream_});
+        const TensorView slots(slots_.as<std::int64_t>() + first, DType::i64, {kChunk}, device_);
+        const TensorView records(travelling_.as<std::uint8_t>() + first * 32, DType::u8,
+                                 {kChunk, 32}, device_);
+        canary::cuda::on_load(pool_, ring_, records, slots, 1, {stream_});
+        canary::cuda::verify_slots(pool_, ring_, slots, canary::Moment::head, {stream_});
       }
     }
     checked_.record(stream_);
@@ -252,9 +254,6 @@ class Transfer : public Rank {
   }
 
  private:
-  TensorView slots_of_chunk(std::int64_t first) const {
-    return {slots_.as<std::int64_t>() + first, DType::i64, {kChunk}, device_};
-  }
   /// The bytes of a chunk of tokens.
   std::vector<Segment> chunk(std::int64_t first) const {
     std::vector<Segment> segments;
@@ -322,9 +321,8 @@ class Agreement : public Rank {
       agreed_.hold(stream_);
     }
     end_.record(stream_);
-    const double us = end_.us_since(start_);
-    nccl_.finish(1 - nccl_.rank(), "measuring a step");
-    return us;
+    nccl_.finish(1 - nccl_.rank(), "measuring a step");  // by its deadline
+    return end_.us_since(start_);
   }
   /// What the last agreement brought.
   std::vector<canary::RankDifference> differences() const {

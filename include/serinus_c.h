@@ -502,7 +502,8 @@ typedef struct serinus_rank_difference {
   int32_t rank;
   uint32_t owner;
   int64_t request; /* index within a rank's digests */
-  int32_t owner_differs, length_differs, chain_differs, kv_differs; /* 0 or 1 */
+  /* 0 or 1; owner_differs: or the version of the digest */
+  int32_t owner_differs, length_differs, chain_differs, kv_differs;
 } serinus_rank_difference;
 /* `gathered` is rank-major: num_ranks * num_requests. With a monitor each request that differs is
  * also a violation there (it may be null). *n gets how many differences there are, which may be

@@ -1,6 +1,8 @@
 #include "agreement.h"
 
 #include <algorithm>
+#include <array>
+#include <stdexcept>
 #include <utility>
 
 namespace distributed {
@@ -12,31 +14,45 @@ using serinus::canary::RequestDigest;
 
 namespace {
 
-/// What rank `rank` says about item `i`, in the result of an all-gather of `items` a rank.
+/// What one rank puts into an all-gather: always as many bytes, however many requests it runs.
 template <class T>
-const T& said(const std::vector<T>& all, std::size_t items, std::size_t rank, std::size_t i) {
-  return all[rank * items + i];
-}
+struct Said {
+  std::uint64_t count = 0;
+  std::array<T, kMostRequests> items{};
+};
 
 template <class T>
-std::vector<T> gather(Transport& transport, const std::vector<T>& mine) {
-  std::vector<T> all(mine.size() * static_cast<std::size_t>(transport.size()));
-  transport.all_gather(segment_of(std::span(mine)), segment_of(std::span(all)));
+std::vector<Said<T>> gather(Transport& transport, const std::vector<T>& mine) {
+  Said<T> said;
+  said.count = mine.size();
+  std::ranges::copy(mine, said.items.begin());
+  std::vector<Said<T>> all(static_cast<std::size_t>(transport.size()));
+  transport.all_gather(segment_of(std::span(&said, 1)), segment_of(std::span(all)));
+  const auto count = static_cast<std::int64_t>(mine.size());
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    const auto theirs = static_cast<std::int64_t>(all[static_cast<std::size_t>(rank)].count);
+    require_in(rank, "requests", theirs, count, count);
+  }
   return all;
 }
 
-/// The digest that more than half of the ranks have; null if there is none.
-const RequestDigest* majority(std::span<const RequestDigest> of_ranks) {
-  for (const RequestDigest& d : of_ranks) {
-    if (std::ranges::count(of_ranks, d) * 2 > std::ssize(of_ranks)) return &d;
-  }
-  return nullptr;
+/// What is wrong with the tokens that this rank holds of the request. Damaged bytes are no reason
+/// why its digest would differ.
+Reason own_reasons(Node& node, const Request& request) {
+  return node.verify(request) & (Reason::token | Reason::position | Reason::chain | Reason::stale |
+                                 Reason::foreign_write | Reason::out_of_range);
 }
 
-/// What is wrong with the request itself; that its digest differs, all know already.
-Reason own_reasons(Node& node, const Request& request) {
-  constexpr auto kKnown = static_cast<std::uint32_t>(Reason::digest_differs_across_ranks);
-  return static_cast<Reason>(static_cast<std::uint32_t>(node.verify(request)) & ~kKnown);
+/// The digest that more than half of `ranks` have; null if there is none.
+const RequestDigest* majority(const std::vector<RequestDigest>& of_ranks,
+                              const std::vector<int>& ranks) {
+  for (const int rank : ranks) {
+    const RequestDigest& d = of_ranks[static_cast<std::size_t>(rank)];
+    const auto alike = std::ranges::count_if(
+        ranks, [&](int other) { return of_ranks[static_cast<std::size_t>(other)] == d; });
+    if (alike * 2 > std::ssize(ranks)) return &d;
+  }
+  return nullptr;
 }
 
 void blame(Disagreement& d, int rank, const std::string& why) {
@@ -48,42 +64,56 @@ void blame(Disagreement& d, int rank, const std::string& why) {
 
 std::vector<Disagreement> agree(Node& node, Transport& transport,
                                 std::span<const Request* const> requests) {
+  if (requests.size() > kMostRequests) {
+    throw std::length_error("an agreement is over " + std::to_string(kMostRequests) +
+                            " requests at most");
+  }
   std::vector<RequestDigest> mine;
   for (const Request* r : requests) mine.push_back(node.digest(*r));
-  const std::vector<RequestDigest> all = gather(transport, mine);
-  const int ranks = transport.size();
+  const std::vector<Said<RequestDigest>> all = gather(transport, mine);
+  std::vector<RequestDigest> flat;
+  for (const Said<RequestDigest>& rank : all) {
+    flat.insert(flat.end(), rank.items.begin(), rank.items.begin() + std::ssize(mine));
+  }
 
   std::vector<Disagreement> found;
-  std::vector<std::vector<RequestDigest>> digests;  // of each request in `found`, by rank
-  std::vector<Reason> own;                          // what this rank finds wrong with itself
-  for (const RankDifference& d : report_ranks(node.monitor, all, ranks, /*kv=*/false)) {
+  std::vector<std::size_t> index;  // of each request in `found`
+  std::vector<Reason> own;         // what this rank finds wrong with itself
+  for (const RankDifference& d : report_ranks(node.monitor, flat, transport.size(), /*kv=*/false)) {
     const auto i = static_cast<std::size_t>(d.request);
-    if (!found.empty() && found.back().request == requests[i]->id) continue;
+    if (!index.empty() && index.back() == i) continue;
+    index.push_back(i);
     found.push_back({requests[i]->id, {}, {}});
-    std::vector<RequestDigest>& of_ranks = digests.emplace_back();
-    for (int rank = 0; rank < ranks; ++rank) {
-      of_ranks.push_back(said(all, mine.size(), static_cast<std::size_t>(rank), i));
-      of_ranks.back().kv = 0;  // ranks hold different heads
-    }
     own.push_back(own_reasons(node, *requests[i]));
   }
   if (found.empty()) return found;
 
   // The ranks all saw the same digests, so they are all here, with the same list.
-  const std::vector<Reason> reasons = gather(transport, own);
+  const std::vector<Said<Reason>> reasons = gather(transport, own);
   for (std::size_t i = 0; i < found.size(); ++i) {
     Disagreement& d = found[i];
-    for (int rank = 0; rank < ranks; ++rank) {
-      const Reason r = said(reasons, found.size(), static_cast<std::size_t>(rank), i);
-      if (!any(r)) continue;
-      blame(d, rank, "finds in its own pool: " + names_of(r));
+    std::vector<RequestDigest> of_ranks;
+    std::vector<int> content;  // with what they hold
+    for (int rank = 0; rank < transport.size(); ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      of_ranks.push_back(all[r].items[index[i]]);
+      of_ranks.back().kv = 0;  // ranks hold different heads
+      if (any(reasons[r].items[i])) {
+        blame(d, rank, "finds in its own pool: " + names_of(reasons[r].items[i]));
+      } else {
+        content.push_back(rank);
+      }
     }
-    if (!d.ranks.empty()) continue;
-    const RequestDigest* most = majority(digests[i]);
-    for (int rank = 0; rank < ranks; ++rank) {
+    const auto differs = [&](int rank) {
+      return of_ranks[static_cast<std::size_t>(rank)] !=
+             of_ranks[static_cast<std::size_t>(content.front())];
+    };
+    if (std::ranges::none_of(content, differs)) continue;
+    const RequestDigest* most = majority(of_ranks, content);
+    for (const int rank : content) {
       if (most == nullptr) {
         blame(d, rank, "may be wrong");
-      } else if (digests[i][static_cast<std::size_t>(rank)] != *most) {
+      } else if (of_ranks[static_cast<std::size_t>(rank)] != *most) {
         blame(d, rank, "holds other tokens than most");
       }
     }

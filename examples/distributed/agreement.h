@@ -20,12 +20,15 @@ struct Disagreement {
   std::string why;         ///< in words, by rank
 };
 
+inline constexpr std::size_t kMostRequests = 64;
+
 /// The step of one rank. `requests` are the same in the same order on all ranks. Every rank gets
 /// the same answer, and its monitor the digests that differ.
 ///
 /// A rank is wrong whose own records do not hold what the request's tokens say: it checks them when
-/// the digests differ. Where all are content with themselves (they were given different prompts),
-/// those are wrong that differ from more than half of the ranks.
+/// the digests differ. Where those that are content with themselves still differ (they were given
+/// different prompts), the ones are wrong that differ from more than half of them. Throws
+/// peer-nonsense where a rank runs another number of requests.
 std::vector<Disagreement> agree(Node& node, Transport& transport,
                                 std::span<const Request* const> requests);
 

@@ -61,6 +61,7 @@ Greeting greeting_of(const serinus::canary::Options& options,
                      const serinus::canary::PoolSpec& pool) {
   const Message hello{.kind = Kind::hello,
                       .buffer = pool.layout.num_buffers(),
+                      .first = static_cast<std::int32_t>(options.source_digests),
                       .count = static_cast<std::int32_t>(pool.layout.page_size),
                       .value = hash_of_places(pool.layout)};
   return {hello, serinus::canary::transfer_terms(options, pool)};
@@ -81,6 +82,7 @@ void greet(Transport& transport, int peer, const Greeting& mine) {
                     " there");
   };
   compare("page size", mine.hello.count, hello.count);
+  compare("source digests", mine.hello.first, hello.first);
   compare("buffers a layer", mine.hello.buffer, hello.buffer);
   compare("hash of where the bytes of a token lie", mine.hello.value, hello.value);
   if (found.empty()) return;

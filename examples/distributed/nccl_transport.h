@@ -43,13 +43,22 @@ class NcclTransport : public Transport {
   cudaStream_t stream() const noexcept { return stream_; }
 
  private:
+  using Deadline = std::chrono::steady_clock::time_point;
+  Deadline from_now() const;
+  void join();
+  void leave() noexcept;
   void check(cudaError_t error, const char* doing);
   void check(ncclResult_t result, const char* doing);
-  using Deadline = std::chrono::steady_clock::time_point;
+  void start_send(Deadline deadline, int peer, std::span<const Segment> segments);
+  void start_receive(Deadline deadline, int peer, std::span<const Segment> segments);
+  void start_all_gather(Deadline deadline, Segment mine, Segment all);
+  void finish(Deadline deadline, int peer, const char* doing);
+  template <class Calls>
+  void in_a_group(Deadline deadline, int peer, const char* doing, const Calls& calls);
   /// Until NCCL has put on the stream what it was asked for.
   void settle(Deadline& deadline, int peer, const char* doing);
-  /// Throws where the communicator is broken or the deadline over, which a peer that is gone brings
-  /// near: NCCL itself may wait for ever for one.
+  /// Throws where the communicator is broken or the deadline over, which a peer that is gone (any
+  /// one, where `peer` is -1) brings near: NCCL itself may wait for ever for one.
   void watch(Deadline& deadline, int peer, const char* doing);
   void require_whole(const char* doing);
   [[noreturn]] void fail(const std::string& what, const char* doing);

@@ -12,6 +12,7 @@ using serinus::DType;
 using serinus::TensorView;
 using serinus::canary::Moment;
 using serinus::canary::Reason;
+using serinus::canary::Record;
 using serinus::canary::RequestDigest;
 using serinus::canary::Source;
 using serinus::canary::Violation;
@@ -101,6 +102,8 @@ bool Node::reserve(Request& request, std::int64_t tokens) {
 void Node::release(Request& request) {
   for (const std::int64_t page : request.pages) release_page(request, page);
   monitor.on_release(request.id);
+  take();
+  found_.erase(request.id);  // of this life
   request.pages.clear();
   request.cached = 0;
 }
@@ -228,7 +231,10 @@ std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, st
 }
 
 Segment Node::staging(std::int64_t bytes) {
-  if (staging_.bytes < bytes) staging_ = {memory.allocate(bytes), bytes};
+  if (staging_.data == nullptr) {
+    const std::int64_t most = kCells * (std::int64_t{sizeof(Record)} + 4 * source_digests());
+    staging_ = {memory.allocate(most), most};
+  }
   return {staging_.data, bytes};
 }
 

@@ -41,7 +41,7 @@ class Ending : public Transport {
   int rank() const override { return real_.rank(); }
   int size() const override { return real_.size(); }
   void send(int peer, std::span<const Segment> segments) override {
-    constexpr int kLast = 25;  // of the second request's: 6 were cancelled, 12 are the first one's
+    constexpr int kLast = 25;  // of the second request's: 6 were cancelled, 13 are the first one's
     if (peer_ != Peer::sound && ++sends_ == kLast) {
       while (peer_ == Peer::silent && !control_.has_hung_up(peer)) usleep(10000);
       _exit(0);  // says goodbye to nobody

@@ -1,6 +1,7 @@
 #include "transfer.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -206,7 +207,12 @@ bool Prefill::finish(const Prefilled& p) {
   const Message m = receive_message(link_.control, link_.peer);
   require_kind(link_.peer, m, Kind::verdict);
   require_in(link_.peer, "transfer", m.transfer, p.transfer, p.transfer);
-  require_in(link_.peer, "count", m.count, 0, tokens);
+  require_in(link_.peer, "request", m.request, p.request.id, p.request.id);
+  // All, or none and why.
+  if (m.count != 0) require_in(link_.peer, "count", m.count, tokens, tokens);
+  const auto reasons = static_cast<std::int64_t>(m.value);
+  require_in(link_.peer, "value", reasons, m.count == 0 ? 1 : 0,
+             m.count == 0 ? (1 << serinus::canary::kNumReasons) - 1 : 0);
   if (m.count == tokens) return true;
   say_("request " + std::to_string(p.request.id) + " was refused (" +
        serinus::canary::names_of(static_cast<Reason>(m.value)) + "): prefilled again");
@@ -269,6 +275,9 @@ void Decode::on_offer(const Message& m) {
   }
   Request r{m.request, std::vector<std::uint32_t>(static_cast<std::size_t>(m.count)), {}, 0};
   link_.control.receive(link_.peer, std::vector{segment_of(std::span(r.tokens))});
+  for (const std::uint32_t token : r.tokens) {  // a negative one would count as not known
+    require_in(link_.peer, "token", token, 0, std::numeric_limits<std::int32_t>::max());
+  }
   if (!node_.reserve(r, m.count))
     refuse(link_.peer, "count", m.count, "what the pool has room for");
   Registration to{m.request, r.pages, m.count, 0};
@@ -362,6 +371,11 @@ void Decode::on_done(const Message& m) {
 void Decode::on_cancel(const Message& m) {
   const Owner request = registered(m).request;
   if (const auto found = arriving_.find(request); found != arriving_.end()) {
+    collect();  // and forget: what was wrong with its slots is nobody's concern any more
+    for (const std::int64_t slot :
+         node_.slots_of(found->second.pages, 0, std::ssize(found->second.tokens))) {
+      named_.erase(slot);
+    }
     node_.release(found->second);
     arriving_.erase(found);
   }

@@ -43,7 +43,7 @@ struct RequestDigest {
   std::uint32_t version = 3;  ///< of this struct
   Owner owner = 0;
   std::int64_t length = 0;  ///< tokens
-  std::uint64_t chain = 0;  ///< over the stored chains of all tokens: a wrong record anywhere shows
+  std::uint64_t chain = 0;  ///< over the stored chains of all tokens: a wrong one anywhere shows
   std::uint64_t kv = 0;     ///< over the stored digests of all tokens, each at its place
   friend bool operator==(const RequestDigest&, const RequestDigest&) = default;
 };
@@ -60,6 +60,7 @@ struct RankDifference {
   std::int64_t request = 0;  ///< index within a rank's digests
   Owner owner = 0;           ///< as that rank says
   bool owner_differs = false, length = false, chain = false, kv = false;
+  bool version = false;  ///< of RequestDigest: the rank runs another release
   friend bool operator==(const RankDifference&, const RankDifference&) = default;
 };
 /// "rank 2, request 7: length, chain".

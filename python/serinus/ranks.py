@@ -41,7 +41,7 @@ def request_digests(monitor: Monitor, pool: int, owners: Any, rows: Any, lengths
 
 def compare_ranks(gathered: Any, num_ranks: int, *, kv: bool = True) -> list[dict[str, Any]]:
     """Where the ranks differ, from what most of them have: rank, request (its index), owner, what differs
-    (owner_differs, length, chain, kv) and text.
+    (version, owner_differs, length, chain, kv) and text.
 
     gathered: the digests of all ranks, rank after rank, as a CPU tensor of any dtype
     kv: whether the bytes must agree; False for ranks that hold different heads

@@ -60,6 +60,7 @@ nb::list differences_of(const std::vector<canary::RankDifference>& found) {
     one["rank"] = d.rank;
     one["request"] = d.request;
     one["owner"] = d.owner;
+    one["version"] = d.version;
     one["owner_differs"] = d.owner_differs;
     one["length"] = d.length;
     one["chain"] = d.chain;

@@ -550,8 +550,9 @@ serinus_status serinus_compare_ranks(serinus_monitor* monitor,
     *n = found.size();
     for (std::size_t i = 0; i < std::min(capacity, found.size()); ++i) {
       const canary::RankDifference& d = found[i];
-      out[i] = {d.rank,           d.owner,         d.request,   d.owner_differs ? 1 : 0,
-                d.length ? 1 : 0, d.chain ? 1 : 0, d.kv ? 1 : 0};
+      out[i] = {
+          d.rank,           d.owner,         d.request,   d.owner_differs || d.version ? 1 : 0,
+          d.length ? 1 : 0, d.chain ? 1 : 0, d.kv ? 1 : 0};
     }
   });
 }

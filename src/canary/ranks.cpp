@@ -105,6 +105,7 @@ std::string to_text(const RankDifference& d) {
   const auto add = [&](bool differs, const char* name) {
     if (differs) what += (what.empty() ? "" : ", ") + std::string(name);
   };
+  add(d.version, "version");
   add(d.owner_differs, "owner");
   add(d.length, "length");
   add(d.chain, "chain");
@@ -133,10 +134,11 @@ T usual(std::span<const RequestDigest> gathered, std::size_t ranks, std::size_t 
 std::vector<RankDifference> compare_ranks(std::span<const RequestDigest> gathered, int num_ranks,
                                           bool kv) {
   if (num_ranks < 1 || gathered.size() % static_cast<std::size_t>(num_ranks) != 0) {
-    raise(errors::Page::canary_lengths_differ, {{"name", "gathered"},
-                                                {"got", std::to_string(gathered.size())},
-                                                {"as", "every rank, of"},
-                                                {"want", std::to_string(num_ranks)}});
+    raise(errors::Page::canary_lengths_differ,
+          {{"name", "gathered"},
+           {"got", std::to_string(gathered.size())},
+           {"as", "num_ranks"},
+           {"want", std::to_string(num_ranks) + ", which does not divide them"}});
   }
   const auto ranks = static_cast<std::size_t>(num_ranks);
   const std::size_t n = gathered.size() / ranks;
@@ -150,14 +152,12 @@ std::vector<RankDifference> compare_ranks(std::span<const RequestDigest> gathere
     most.kv = usual(gathered, ranks, n, i, &RequestDigest::kv);
     for (std::size_t r = 0; r < ranks; ++r) {
       const RequestDigest& d = gathered[r * n + i];
-      const RankDifference difference{static_cast<int>(r),
-                                      static_cast<std::int64_t>(i),
-                                      d.owner,
-                                      d.owner != most.owner || d.version != most.version,
-                                      d.length != most.length,
-                                      d.chain != most.chain,
-                                      kv && d.kv != most.kv};
-      if (difference.owner_differs || difference.length || difference.chain || difference.kv) {
+      const RankDifference difference{
+          static_cast<int>(r),   static_cast<std::int64_t>(i), d.owner,
+          d.owner != most.owner, d.length != most.length,      d.chain != most.chain,
+          kv && d.kv != most.kv, d.version != most.version};
+      if (difference.version || difference.owner_differs || difference.length || difference.chain ||
+          difference.kv) {
         found.push_back(difference);
       }
     }
@@ -171,20 +171,22 @@ std::vector<RankDifference> report_ranks(Monitor& monitor, std::span<const Reque
   const std::size_t n = gathered.size() / static_cast<std::size_t>(num_ranks);
   const auto folded = [&](const RequestDigest& d) {
     const std::uint64_t h = hash::mix64(static_cast<std::uint64_t>(d.length) + 1) ^ d.chain;
-    return hash::mix64(hash::mix64(h) ^ (kv ? d.kv : 0) ^ d.owner);
+    return hash::mix64(hash::mix64(h) ^ (kv ? d.kv : 0) ^ d.owner ^ std::uint64_t{d.version} << 32);
   };
   for (const RankDifference& d : found) {
     // Against a rank that has what most have, where there is one.
     const auto i = static_cast<std::size_t>(d.request);
-    std::size_t other = 0;
-    while (other + 1 < static_cast<std::size_t>(num_ranks) &&
-           std::ranges::any_of(found, [&](const RankDifference& o) {
-             return o.request == d.request && o.rank == static_cast<int>(other);
-           })) {
-      ++other;
+    const auto rank = static_cast<std::size_t>(d.rank);
+    std::size_t other = rank == 0 ? 1 : 0;
+    for (std::size_t r = 0; r < static_cast<std::size_t>(num_ranks); ++r) {
+      if (std::ranges::none_of(found, [&](const RankDifference& o) {
+            return o.request == d.request && o.rank == static_cast<int>(r);
+          })) {
+        other = r;
+        break;
+      }
     }
-    const std::uint64_t pair[] = {folded(gathered[other * n + i]),
-                                  folded(gathered[static_cast<std::size_t>(d.rank) * n + i])};
+    const std::uint64_t pair[] = {folded(gathered[other * n + i]), folded(gathered[rank * n + i])};
     monitor.on_rank_digests(d.owner, -1, pair);
   }
   return found;
