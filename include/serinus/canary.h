@@ -443,7 +443,8 @@ class Monitor {
   /// Takes the violations found since the last call. Never blocks.
   std::vector<Violation> poll();
   /// Pools on a GPU: waits for the checks launched so far, so that poll() then has all that they
-  /// found. For the one check that a decision hangs on: verify_now(), wait(), poll().
+  /// found. For the one check that a decision hangs on: verify_now(), wait(), poll(). It waits for
+  /// the whole device: not while something runs there that may never end, such as a receive.
   void wait();
   /// Runs what is still due (idle, shutdown), so that poll() then leaves nothing unreported.
   void flush();

@@ -108,6 +108,29 @@ TEST(Ranks, ADifferenceIsAViolation) {
   }
 }
 
+TEST(Ranks, EveryDifferenceIsAViolation) {
+  Rank a(0);
+  // A rank of another release.
+  auto all = gathered({a.digests(), a.digests(), a.digests()});
+  const std::size_t n = all.size() / 3;
+  all[n].version = 2;
+  auto found = report_ranks(a.rig.monitor, all, 3);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(to_text(found[0]), "rank 1, request 1: version");
+  EXPECT_EQ(a.rig.monitor.poll().size(), 1u);
+  // Each rank differs from most, in another field.
+  all = gathered({a.digests(), a.digests(), a.digests()});
+  all[0].chain ^= 1, all[n].length += 1, all[2 * n].owner = 9;
+  found = report_ranks(a.rig.monitor, all, 3);
+  ASSERT_EQ(found.size(), 3u);
+  std::vector<Owner> owners;
+  for (const Violation& v : a.rig.monitor.poll()) {
+    EXPECT_NE(v.expected_digest, v.stored_digest);
+    owners.push_back(v.request);
+  }
+  EXPECT_NE(std::find(owners.begin(), owners.end(), 9u), owners.end());
+}
+
 TEST(Ranks, HostileRowsAndTables) {
   Rank a(0);
   const TensorView table = a.rig.batch().req_to_token;

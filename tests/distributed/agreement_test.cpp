@@ -131,6 +131,82 @@ TEST(Agreement, VotesWhereEachRankIsContentWithItself) {
   }
 }
 
+/// The request's pages again, with other contents or the same.
+void prefill_again(Node& node, Request& r, bool other_prompt) {
+  node.release(r);
+  if (other_prompt) r.tokens[7] ^= 1;
+  ASSERT_TRUE(node.reserve(r, 100));
+  Request* batch[] = {&r};
+  node.forward(batch);
+}
+void bend_a_byte(Node& node, const Request& r) {
+  node.part_of(0, 0, r.pages[0], 0, 1).data[0] ^= 1;
+}
+
+// What was wrong with a request in an earlier life, or is wrong with its bytes, is not why its
+// tokens would differ.
+TEST(Agreement, DoesNotNameARankForSomethingElse) {
+  const auto had_a_bad_life = [](int rank, int step, Node& node, std::vector<Request>& requests) {
+    if (rank == 0 && step == 0) {
+      bend_a_byte(node, requests[2]);
+      EXPECT_NE(node.verify(requests[2]), Reason::none);
+      prefill_again(node, requests[2], false);
+    }
+    if (rank == 1 && step == 2) prefill_again(node, requests[2], true);
+  };
+  const auto has_damaged_bytes = [](int rank, int step, Node& node,
+                                    std::vector<Request>& requests) {
+    if (rank == 0 && step == 2) bend_a_byte(node, requests[2]);
+    if (rank == 1 && step == 2) prefill_again(node, requests[2], true);
+  };
+  for (const Inject& inject : {Inject(had_a_bad_life), Inject(has_damaged_bytes)}) {
+    for (const Rank& r : run(3, inject)) {
+      EXPECT_TRUE(r.steps[1].empty());
+      ASSERT_EQ(r.steps[2].size(), 1u);
+      EXPECT_EQ(r.steps[2][0].why, "rank 1 holds other tokens than most");
+    }
+  }
+}
+
+// Two ranks are wrong, each in its own way.
+TEST(Agreement, NamesBoth) {
+  const auto inject = [](int rank, int step, Node& node, std::vector<Request>& requests) {
+    if (rank == 0 && step == 2) lose_page(node, requests[2], 1);
+    if (rank == 1 && step == 2) prefill_again(node, requests[2], true);
+  };
+  for (const Rank& r : run(4, inject)) {
+    ASSERT_EQ(r.steps[2].size(), 1u);
+    EXPECT_EQ(r.steps[2][0].ranks, (std::vector{0, 1})) << r.steps[2][0].why;
+  }
+}
+
+TEST(Agreement, RefusesAnotherNumberOfRequests) {
+  std::vector<std::vector<int>> sockets = connect_ranks(2);
+  std::vector<std::string> said(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      SocketTransport transport(rank, sockets[static_cast<std::size_t>(rank)], kPatient);
+      Engine engine(transport);
+      std::vector<Request> requests = {{1, prompt_of(20, 1), {}, 0}, {2, prompt_of(20, 2), {}, 0}};
+      std::vector<Request*> batch;
+      for (Request& r : std::span(requests).first(rank == 0 ? 2 : 1)) {
+        engine.node.reserve(r, 20);
+        batch.push_back(&r);
+      }
+      engine.node.forward(batch);
+      try {
+        agree(engine.node, transport, {batch.data(), batch.size()});
+      } catch (const serinus::RuntimeError& e) {
+        said[static_cast<std::size_t>(rank)] = e.id() + " " + e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(said[0], "SRN8003 requests of rank 1's message is 1, not 2");
+  EXPECT_TRUE(said[1].starts_with("SRN8003 requests of rank 0's message")) << said[1];
+}
+
 TEST(Agreement, EndsWhenARankIsGone) {
   std::vector<std::vector<int>> sockets = connect_ranks(3);
   std::vector<std::string> ids(2);

@@ -185,6 +185,14 @@ TEST(SilentPeer, DoesNotTakeWhatIsSent) {
   }
 }
 
+TEST(StoppedRank, IsEndedAfterItsDeadlines) {
+  const int worst = run_ranks(2, Milliseconds(100), [](SocketTransport& t) {
+    if (t.rank() == 0) raise(SIGSTOP);
+    return 0;
+  });
+  EXPECT_EQ(worst, kRankFailed);
+}
+
 TEST(HostilePeer, SendsRandomBytes) {
   for (const unsigned seed : {1u, 2u, 3u, 4u, 5u}) {
     PeerProcess peer([seed](SocketTransport& t) {
@@ -232,6 +240,7 @@ TEST(HostilePeer, HasAnotherLayout) {
       {[](Options&, PoolSpec& p) { ++p.num_layers; }, "layers: 4 here, 5 there"},
       {[](Options& o, PoolSpec&) { o.depth = serinus::canary::Depth::partial; },
        "depth: all here, partial there"},
+      {[](Options& o, PoolSpec&) { o.source_digests = false; }, "source digests: 1 here, 0 there"},
       {[](Options&, PoolSpec& p) { p.layout.page_size = 32; }, "page size: 16 here, 32 there"},
       {[](Options&, PoolSpec& p) { p.layout.page_bytes.pop_back(); }, "buffers a layer: 3 here, 2"},
       // As long, and yet not the same.
@@ -317,6 +326,23 @@ TEST(HostilePeer, NamesImpossibleNumbers) {
   }
 }
 
+// A token that is negative as an int32 would count as not known, and any record would do for it.
+TEST(HostilePeer, OffersATokenThatNobodyHas) {
+  for (const std::uint32_t token : {0xFFFFFFFFu, 0x80000007u}) {
+    PeerProcess peer([token](SocketTransport& t) {
+      greet_as(t, watch_options({}), pool_as_here());
+      send_message(t, 1, {.kind = Kind::offer, .request = 1, .transfer = 9, .count = 40});
+      std::vector<std::uint32_t> tokens(40, 7);
+      tokens[30] = token;
+      t.send(1, std::vector{segment_of(std::span(tokens))});
+      pause();
+    });
+    const Ended ended = decode_until_error(peer);
+    EXPECT_EQ(ended.id, "SRN8003") << ended.message;
+    EXPECT_TRUE(ended.message.starts_with("token of rank 0's message")) << ended.message;
+  }
+}
+
 // A whole session, one bit of which is bent anywhere: an error of the family, a refusal, or nothing
 // where the bit did not matter; never a crash, a hang, or damage that nobody names.
 TEST(HostilePeer, BendsAnyBit) {
@@ -347,7 +373,10 @@ TEST(HostilePeer, BendsAnyBit) {
 TEST(HostilePeer, AnswersAPrefillWithNonsense) {
   for (const auto change :
        {+[](Message& m) { m.kind = Kind::put; }, +[](Message& m) { m.transfer = 77; },
-        +[](Message& m) { m.count = -1; }, +[](Message& m) { m.count = 1 << 30; }}) {
+        +[](Message& m) { m.count = -1; }, +[](Message& m) { m.count = 1 << 30; },
+        +[](Message& m) { m.request = 55; }, +[](Message& m) { m.count = 1; },
+        +[](Message& m) { m.value = 8; }, +[](Message& m) { m.count = 0; },
+        +[](Message& m) { m.count = 0, m.value = ~0ull; }}) {
     PeerProcess peer([&](SocketTransport& t) {
       BentTransport bent(t, [&](int n, std::span<const Segment> segments) {
         Message m;
