@@ -43,6 +43,10 @@ constexpr SlotState state_of(const LedgerEntry& e) noexcept {
   return e.written == 0 ? SlotState::empty : SlotState::written;
 }
 
+SERINUS_HOST_DEVICE constexpr Reason without(Reason set, Reason r) noexcept {
+  return static_cast<Reason>(static_cast<std::uint32_t>(set) & ~static_cast<std::uint32_t>(r));
+}
+
 /// The chain of the token before, where it can be relied on.
 struct ChainBefore {
   bool usable = false;

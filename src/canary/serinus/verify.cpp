@@ -13,10 +13,6 @@ namespace {
 constexpr std::int64_t kChunk = 256;  ///< cells that are translated, and bytes compared, at once
 constexpr std::int64_t kLinesAhead = 32;  ///< cells between asking for a record and reading it
 
-constexpr Reason without(Reason set, Reason r) noexcept {
-  return static_cast<Reason>(static_cast<std::uint32_t>(set) & ~static_cast<std::uint32_t>(r));
-}
-
 using Before = ChainBefore;
 
 /// The fast path: cells whose record is this reader's, of a life that it may read, with the right

@@ -15,6 +15,10 @@ namespace serinus::canary::cuda {
 struct Range {
   std::int64_t begin = 0, end = 0;
 };
+/// Some of them, one after another; the walk that they are of begins with `from`.
+struct Tile {
+  std::int64_t begin = 0, end = 0, from = 0;
+};
 /// What is due, and the rolling part before and after its end.
 constexpr int kRanges = 3;
 
@@ -249,57 +253,100 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
 
 // ---------------------------------------------------------------- what is judged
 
-/// Judges the cells [begin, end), 32 at most, a cell a lane, as the CPU does, and reports. Returns
+/// What a cell's record says by itself, and whether the reader may read it.
+struct Look {
+  Place at;
+  Record r;
+  std::int64_t token = -1;  ///< what the scheduler says
+  bool sealed = false;
+  bool content = false;  ///< not EMPTY, not stale
+  bool clean = false;    ///< but for the chain
+
+  __device__ bool is_slot() const { return at.kind == Place::Kind::slot; }
+  /// Whether it is not what follows `chain`.
+  __device__ bool breaks(std::int64_t cell, std::uint64_t chain) const {
+    const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
+    return hash::chain_value(hash::chain_step(
+               chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
+  }
+};
+__device__ __forceinline__ Look look_at(const PoolParams& p, const Walk& walk, std::int64_t cell) {
+  Look l;
+  l.at = walk.at(cell);
+  l.token = walk.token(cell);
+  if (!l.is_slot()) return l;
+  l.r = load_record(p, l.at.slot);
+  l.sealed = __ldcg(p.seals + l.at.slot) == hash::seal(l.r);
+  const LedgerEntry e = p.ledger[l.at.slot];
+  const Verdict v = judge_right(l.r, e, l.sealed, walk.right(cell, e, l.at.slot));
+  l.content = v.has_content;
+  l.clean = l.content && !any(v.reasons) &&
+            !any(judge_content(l.r, e, l.sealed, cell, l.token, {}).reasons);
+  return l;
+}
+
+/// Whether a walk that began with `from` may rely on `cell` for its successor: nothing is wrong
+/// with it. A break of the chain counts where the cell before may be relied on, and so on.
+__device__ inline bool is_reliable(const PoolParams& p, const Walk& walk, std::int64_t from,
+                                   std::int64_t cell) {
+  for (bool otherwise = false;; otherwise = !otherwise, --cell) {
+    const Look l = look_at(p, walk, cell);
+    if (!l.clean) return otherwise;
+    if (cell == from) {
+      const ChainBefore before = walk.before(cell);
+      const bool broken =
+          before.usable && l.breaks(cell, before.chain) && walk.is_first_break(cell);
+      return broken == otherwise;
+    }
+    const Place at = walk.at(cell - 1);
+    const std::uint64_t chain =
+        at.kind == Place::Kind::slot ? load_record(p, at.slot).chain : std::uint64_t{0};
+    if (!l.breaks(cell, chain)) return !otherwise;
+  }
+}
+
+/// The chain before a tile, as a walk from its beginning brings it along.
+__device__ inline ChainBefore before_tile(const PoolParams& p, const Walk& walk, const Tile& tile) {
+  if (tile.begin == tile.from) return walk.before(tile.begin);
+  if (!is_reliable(p, walk, tile.from, tile.begin - 1)) return {};
+  const std::int64_t slot = walk.at(tile.begin - 1).slot;
+  return {true, load_record(p, slot).chain, slot};
+}
+
+/// Judges the cells of a tile, 32 at most, a cell a lane, as the CPU does, and reports. Returns
 /// how many hold what the reader was given. All lanes call it; only a warp that `tells` reports.
 template <Depth kDepth>
 __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams& ring,
-                                           const Walk& walk, Moment moment, std::int64_t begin,
-                                           std::int64_t end, bool tells, int first_row,
-                                           ScratchOf<kDepth>& scratch) {
+                                           const Walk& walk, Moment moment, const Tile& tile,
+                                           bool tells, int first_row, ScratchOf<kDepth>& scratch) {
   const int lane = lane_id();
-  const std::int64_t cell = begin + lane;
-  const bool inside = cell < end;
-  // A walk that starts here cannot see that a break is its predecessor's.
+  const std::int64_t cell = tile.begin + lane;
+  const bool inside = cell < tile.end;
+  ChainBefore before;
   bool first_break = true;
-  if (lane == 0) first_break = walk.is_first_break(cell);
-  Place at;
-  Record r;
-  bool sealed = false;
-  if (inside) at = walk.at(cell);
-  const bool is_slot = at.kind == Place::Kind::slot;
-  if (is_slot) {
-    r = load_record(p, at.slot);
-    sealed = __ldcg(p.seals + at.slot) == hash::seal(r);
+  if (lane == 0) {
+    before = before_tile(p, walk, tile);
+    // A walk that starts here cannot see that a break is its predecessor's.
+    if (tile.begin == tile.from) first_break = walk.is_first_break(cell);
   }
-  const std::int64_t token = inside ? walk.token(cell) : -1;
-  // What the reader may read and what the record says by itself; the chain comes after.
-  bool content = false;  // not EMPTY, not stale
-  bool clean = false;    // but for the chain
-  if (is_slot) {
-    const LedgerEntry e = p.ledger[at.slot];
-    const Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
-    content = v.has_content;
-    clean =
-        content && !any(v.reasons) && !any(judge_content(r, e, sealed, cell, token, {}).reasons);
-  }
-  ChainBefore before{
-      false, shuffle_up(r.chain),
-      static_cast<std::int64_t>(shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1)))};
-  if (lane == 0) before = walk.before(begin);
-  const auto expected = static_cast<std::uint32_t>(token >= 0 ? token : r.token);
-  bool broken =
-      clean && (lane > 0 || before.usable) &&
-      hash::chain_value(hash::chain_step(
-          before.chain, hash::token_term(expected, static_cast<std::uint32_t>(cell)))) != r.chain;
-  if (lane == 0 && sealed && !first_break) broken = false;
+  Look l;
+  if (inside) l = look_at(p, walk, cell);
+  const Place& at = l.at;
+  const Record& r = l.r;
+  const bool is_slot = l.is_slot();
+  const std::uint64_t chain = shuffle_up(r.chain);
+  const std::uint64_t slot = shuffle_up(static_cast<std::uint64_t>(is_slot ? at.slot : -1));
+  if (lane > 0) before = {true, chain, static_cast<std::int64_t>(slot)};
+  const bool breaks = is_slot && before.usable && l.breaks(cell, before.chain);
+  const bool is_anothers = breaks && l.sealed && !first_break;
 
   // Whether a cell may be relied on depends on the one before: bit by bit, where anything is wrong.
-  unsigned good = __ballot_sync(kAllLanes, clean);
-  const unsigned breaks = __ballot_sync(kAllLanes, broken);
-  if (breaks != 0) {
-    good &= ~(breaks & 1u);
-    for (int l = 1; l < kWarp; ++l) {
-      if ((breaks & good << 1) >> l & 1u) good &= ~(1u << l);
+  unsigned good = __ballot_sync(kAllLanes, l.clean);
+  const unsigned broken = __ballot_sync(kAllLanes, l.clean && breaks && !is_anothers);
+  if (broken != 0) {
+    good &= ~(broken & 1u);
+    for (int i = 1; i < kWarp; ++i) {
+      if ((broken & good << 1) >> i & 1u) good &= ~(1u << i);
     }
   }
   if (lane > 0) {
@@ -311,10 +358,10 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
       report_out_of_range(ring, p, at.slot, moment, walk.owner, walk.row, cell);
     } else if (is_slot) {
       const LedgerEntry e = p.ledger[at.slot];
-      Verdict v = judge_right(r, e, sealed, walk.right(cell, e, at.slot));
+      Verdict v = judge_right(r, e, l.sealed, walk.right(cell, e, at.slot));
       if (v.has_content) {
-        const Verdict c = judge_content(r, e, sealed, cell, token, before);
-        v.reasons |= c.reasons;
+        const Verdict c = judge_content(r, e, l.sealed, cell, l.token, before);
+        v.reasons |= is_anothers ? without(c.reasons, Reason::chain) : c.reasons;
         v.expected_chain = c.expected_chain;
       }
       if (any(v.reasons)) {
@@ -327,7 +374,7 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
           to->request = walk.owner;
           to->row = walk.row;
           to->expected_position = cell;
-          to->expected_token = token;
+          to->expected_token = l.token;
           to->expected_chain = v.expected_chain;
           to->prev_slot = before.slot;
           if (any(v.reasons & Reason::stale)) to->expected_owner = walk.owner;
@@ -336,10 +383,10 @@ __device__ __forceinline__ int judge_group(const PoolParams& p, const RingParams
     }
   }
   if constexpr (kDepth != Depth::none) {
-    note_bytes(scratch, first_row + lane, content ? static_cast<std::int32_t>(at.slot) : -1,
+    note_bytes(scratch, first_row + lane, l.content ? static_cast<std::int32_t>(at.slot) : -1,
                r.kv_digest);
   }
-  return __popc(__ballot_sync(kAllLanes, content));
+  return __popc(__ballot_sync(kAllLanes, l.content));
 }
 
 }  // namespace serinus::canary::cuda

@@ -61,7 +61,7 @@ struct Shared {
   std::uint64_t lengths[kWarps];
   int tiles[kWarps];
   RowCursor next[kMostRequests];  ///< `unused`: whether it moves
-  Range tile;
+  Tile tile;
   std::int64_t request, row;
   Owner owner;
   // A sweep's:
@@ -209,7 +209,8 @@ __device__ bool find_tile(const PoolParams& p, const BatchParams& b, const StepS
       }
     }
     const std::int64_t begin = range.begin + std::int64_t{tile} * s.tile.rows;
-    shared.tile = {begin, begin + s.tile.rows < range.end ? begin + s.tile.rows : range.end};
+    shared.tile = {begin, begin + s.tile.rows < range.end ? begin + s.tile.rows : range.end,
+                   range.begin};
     shared.request = t;
     shared.row = row;
     shared.owner = owner;
@@ -243,7 +244,7 @@ template <Depth kDepth>
 __device__ __forceinline__ void view_tile(const PoolParams& p, const BatchParams& b,
                                           const Shared<kDepth>& shared, CheckView& view) {
   const int lane = lane_id();
-  const Range tile = shared.tile;
+  const Tile tile = shared.tile;
   if (tile.begin + lane >= tile.end) return;
   const Walk walk(p, b, shared.request, shared.row, shared.owner);
   const std::int32_t location = __ldg(walk.cells + tile.begin + lane);
@@ -260,7 +261,7 @@ __device__ __forceinline__ void view_tile(const PoolParams& p, const BatchParams
 }
 
 /// Whether this lane's cell is plainly sound. The first warp calls it.
-__device__ __forceinline__ bool is_sound(const Walk& walk, const Range& tile,
+__device__ __forceinline__ bool is_sound(const Walk& walk, const Tile& tile,
                                          const CheckView& view) {
   const std::int64_t cell = tile.begin + lane_id();
   std::uint64_t chain = shuffle_up(view.cell.record.chain);
@@ -283,8 +284,7 @@ template <Depth kDepth>
 __device__ __noinline__ int judge_tile(Moment moment, Shared<kDepth>& shared) {
   const PoolParams& p = shared.pool;
   const Walk walk(p, shared.batch, shared.request, shared.row, shared.owner);
-  return judge_group<kDepth>(p, shared.ring, walk, moment, shared.tile.begin, shared.tile.end, true,
-                             0, shared.bytes);
+  return judge_group<kDepth>(p, shared.ring, walk, moment, shared.tile, true, 0, shared.bytes);
 }
 
 // ---------------------------------------------------------------- bytes

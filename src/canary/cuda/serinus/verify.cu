@@ -48,8 +48,8 @@ struct Shared {
 
 /// Cells of a request's tile `turn`.
 template <Depth kDepth>
-__device__ __forceinline__ Range tile_of(const Shared<kDepth>& shared, int q, std::int64_t turn,
-                                         const TileShape& shape) {
+__device__ __forceinline__ Tile tile_of(const Shared<kDepth>& shared, int q, std::int64_t turn,
+                                        const TileShape& shape) {
   std::int64_t tile = turn - shared.first_tile[q];
   Range range = shared.ranges[q][0];
 #pragma unroll 1
@@ -60,14 +60,14 @@ __device__ __forceinline__ Range tile_of(const Shared<kDepth>& shared, int q, st
     range = shared.ranges[q][i];
   }
   const std::int64_t begin = range.begin + tile * shape.rows;
-  return {begin, begin + shape.rows < range.end ? begin + shape.rows : range.end};
+  return {begin, begin + shape.rows < range.end ? begin + shape.rows : range.end, range.begin};
 }
 
 /// Looks at a tile's records, and judges those groups that are not plainly sound. By a warp.
 template <Depth kDepth, int kGroups>
 __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams& ring,
                                            const BatchParams& b, Moment moment,
-                                           std::int64_t request, const Range& tile,
+                                           std::int64_t request, const Tile& tile,
                                            const TileShape& shape, Shared<kDepth>& shared) {
   const auto q = static_cast<int>(request % kThreads);
   const Walk walk(p, b, request, shared.rows[q], shared.owners[q]);
@@ -78,9 +78,9 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
     const int first = (__ffs(static_cast<int>(doubtful)) - 1) * kWarp;
     if (first >= n) break;
     const int cells = n - first < kWarp ? n - first : kWarp;
-    verified -=
-        cells - judge_group<kDepth>(p, ring, walk, moment, tile.begin + first,
-                                    tile.begin + first + cells, speaks(shape), first, shared.bytes);
+    const Tile group{tile.begin + first, tile.begin + first + cells, tile.from};
+    verified -= cells - judge_group<kDepth>(p, ring, walk, moment, group, speaks(shape), first,
+                                            shared.bytes);
   }
   if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
