@@ -225,7 +225,7 @@ def test_in_a_cuda_graph() -> None:
 @pytest.mark.gpu
 def test_request_digests_are_made_on_the_gpu() -> None:
     engine = two_requests("cuda", False)
-    batch = engine.batch({1: (REQUEST, []), 2: (OTHER, [])}, on_device=True)
+    batch = engine.batch({1: (REQUEST, [104]), 2: (OTHER, [203])}, on_device=True)
     digests = torch.zeros(2, 32, dtype=torch.uint8, device="cuda")
     engine.monitor.request_digests(engine.pool, batch, digests)
     made = digests.cpu().numpy().view(ranks.DIGEST_DTYPE).reshape(-1)
