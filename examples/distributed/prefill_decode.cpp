@@ -17,6 +17,7 @@
 
 #include <serinus/error.h>
 
+#include "bent_transport.h"
 #include "ranks.h"
 #include "transfer.h"
 
@@ -33,32 +34,13 @@ const std::vector<std::vector<std::uint32_t>> kPrompts = {prompt_of(100, 1), pro
 
 enum class Peer { sound, lost, silent };
 
-/// What a prefilling rank sends its bytes over until it ends, or does nothing more.
-class Ending : public Transport {
- public:
-  Ending(Transport& real, SocketTransport& control, Peer peer)
-      : real_(real), control_(control), peer_(peer) {}
-  int rank() const override { return real_.rank(); }
-  int size() const override { return real_.size(); }
-  void send(int peer, std::span<const Segment> segments) override {
-    constexpr int kLast = 25;  // of the second request's: 6 were cancelled, 13 are the first one's
-    if (peer_ != Peer::sound && ++sends_ == kLast) {
-      while (peer_ == Peer::silent && !control_.has_hung_up(peer)) usleep(10000);
-      _exit(0);  // says goodbye to nobody
-    }
-    real_.send(peer, segments);
-  }
-  void receive(int peer, std::span<const Segment> segments) override {
-    real_.receive(peer, segments);
-  }
-  void all_gather(Segment mine, Segment all) override { real_.all_gather(mine, all); }
-
- private:
-  Transport& real_;
-  SocketTransport& control_;
-  Peer peer_;
-  int sends_ = 0;
-};
+/// A prefilling rank that ends, or does nothing more, in the middle of the second request's bytes.
+void end_in_the_middle(SocketTransport& control, Peer peer, int sends) {
+  constexpr int kLast = 24;  // before it: 6 that were cancelled, 13 of the first request
+  if (peer == Peer::sound || control.rank() != kPrefill || sends != kLast) return;
+  while (peer == Peer::silent && !control.has_hung_up(1 - kPrefill)) usleep(10000);
+  _exit(0);  // says goodbye to nobody
+}
 
 int run_prefill(Node& node, Link link, Fault fault) {
   const auto say = [](const std::string& line) { std::printf("prefill: %s\n", line.c_str()); };
@@ -142,7 +124,9 @@ int main(int argc, char** argv) {
     const std::unique_ptr<DataPlane> plane = open_data_plane(control, timeout);
     if (plane == nullptr) return kCannotRun;
     Node node(Model{}, kPages, static_cast<std::uint64_t>(rank), plane->memory());
-    Ending data(plane->transport(), control, rank == kPrefill ? peer : Peer::sound);
+    BentTransport data(plane->transport(), [&control, peer](int sends, auto) {
+      end_in_the_middle(control, peer, sends);
+    });
     const Link link{control, data, 1 - rank};
     if (rank == kPrefill) return run_prefill(node, link, fault);
     return peer == Peer::sound ? run_decode(node, link, fault)

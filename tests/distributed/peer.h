@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bent_transport.h"
 #include "ranks.h"
 #include "socket_transport.h"
 #include "transfer.h"
@@ -68,29 +69,6 @@ class PeerProcess {
  private:
   pid_t pid_ = 0;  // 0: in the peer itself, or ended
   std::unique_ptr<SocketTransport> transport_;
-};
-
-/// Does something to what is sent before it goes out: counts, bends bytes, stops, dies.
-class BentTransport : public Transport {
- public:
-  /// `bend(n, segments)` before the n-th send.
-  BentTransport(Transport& real, std::function<void(int, std::span<const Segment>)> bend)
-      : real_(real), bend_(std::move(bend)) {}
-  int rank() const override { return real_.rank(); }
-  int size() const override { return real_.size(); }
-  void send(int peer, std::span<const Segment> segments) override {
-    bend_(sends_++, segments);
-    real_.send(peer, segments);
-  }
-  void receive(int peer, std::span<const Segment> segments) override {
-    real_.receive(peer, segments);
-  }
-  void all_gather(Segment mine, Segment all) override { real_.all_gather(mine, all); }
-
- private:
-  Transport& real_;
-  std::function<void(int, std::span<const Segment>)> bend_;
-  int sends_ = 0;
 };
 
 /// One rank's engine over host memory.
