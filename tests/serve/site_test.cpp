@@ -116,7 +116,8 @@ TEST(Site, AViolationThatIsListedAgainIsOneOnTheMap) {
   w.feed.add(again, "kv", "");
   EXPECT_EQ(w.json("/api/violations")["violations"].size(), 3u);
   const Json pool = w.json("/api/pools/0");
-  EXPECT_EQ(pool["map"]["violations"][again.slot / pool["map"]["slots_per_cell"].get<int>()], 2);
+  const auto cell = static_cast<std::size_t>(again.slot / pool["map"]["slots_per_cell"].get<int>());
+  EXPECT_EQ(pool["map"]["violations"][cell], 2);
   const Response r = w.ask("/api/pools/7");
   EXPECT_EQ(status_of(r), 404);
   EXPECT_NE(r.body.find("the pools are 0 to 1"), std::string::npos) << r.body;

@@ -2,9 +2,11 @@
 // that a build without it has the same door.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include <serinus/canary_cuda.h>
 
@@ -311,9 +313,12 @@ void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   }
   const std::vector<Piece> in_order = pieces;
   // Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
-  std::ranges::stable_sort(pieces, std::greater(), [](const Piece& piece) {
-    return std::pair(piece.bytes, piece.alignment);
+  std::vector<std::size_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) {
+    return std::tuple(-in_order[i].bytes, -in_order[i].alignment, i);
   });
+  for (std::size_t i = 0; i < order.size(); ++i) pieces[i] = in_order[order[i]];
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);
