@@ -71,53 +71,38 @@ void NcclTransport::leave() noexcept {
 
 void NcclTransport::send(int peer, std::span<const Segment> segments) {
   const Deadline deadline = from_now();
-  start_send(deadline, peer, segments);
+  start(deadline, peer, segments, true);
   finish(deadline, peer, kSending);
 }
 
 void NcclTransport::receive(int peer, std::span<const Segment> segments) {
   const Deadline deadline = from_now();
-  start_receive(deadline, peer, segments);
+  start(deadline, peer, segments, false);
   finish(deadline, peer, kReceiving);
 }
 
 void NcclTransport::start_send(int peer, std::span<const Segment> segments) {
-  start_send(from_now(), peer, segments);
+  start(from_now(), peer, segments, true);
 }
 
 void NcclTransport::start_receive(int peer, std::span<const Segment> segments) {
-  start_receive(from_now(), peer, segments);
+  start(from_now(), peer, segments, false);
 }
 
-void NcclTransport::start_send(Deadline deadline, int peer, std::span<const Segment> segments) {
-  in_a_group(deadline, peer, kSending, [&] {
-    for (const Segment& s : segments) {
-      const ncclResult_t result =
-          ncclSend(s.data, static_cast<std::size_t>(s.bytes), ncclUint8, peer, comm_, stream_);
-      if (result != ncclSuccess) return result;
-    }
-    return ncclSuccess;
-  });
-}
-
-void NcclTransport::start_receive(Deadline deadline, int peer, std::span<const Segment> segments) {
-  in_a_group(deadline, peer, kReceiving, [&] {
-    for (const Segment& s : segments) {
-      const ncclResult_t result =
-          ncclRecv(s.data, static_cast<std::size_t>(s.bytes), ncclUint8, peer, comm_, stream_);
-      if (result != ncclSuccess) return result;
-    }
-    return ncclSuccess;
-  });
-}
-
-template <class Calls>
-void NcclTransport::in_a_group(Deadline deadline, int peer, const char* doing, const Calls& calls) {
+void NcclTransport::start(Deadline deadline, int peer, std::span<const Segment> segments,
+                          bool out) {
+  const char* doing = out ? kSending : kReceiving;
   require_whole(doing);
   check(ncclGroupStart(), doing);
-  const ncclResult_t result = calls();
-  const ncclResult_t ended =
-      ncclGroupEnd();  // a group that stays open would swallow all later calls
+  ncclResult_t result = ncclSuccess;
+  for (const Segment& s : segments) {
+    const auto bytes = static_cast<std::size_t>(s.bytes);
+    result = out ? ncclSend(s.data, bytes, ncclUint8, peer, comm_, stream_)
+                 : ncclRecv(s.data, bytes, ncclUint8, peer, comm_, stream_);
+    if (result != ncclSuccess) break;
+  }
+  // Whatever happened: a group that stays open would swallow all later calls.
+  const ncclResult_t ended = ncclGroupEnd();
   check(result, doing);
   check(ended, doing);
   settle(deadline, peer, doing);

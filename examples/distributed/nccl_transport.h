@@ -49,12 +49,9 @@ class NcclTransport : public Transport {
   void leave() noexcept;
   void check(cudaError_t error, const char* doing);
   void check(ncclResult_t result, const char* doing);
-  void start_send(Deadline deadline, int peer, std::span<const Segment> segments);
-  void start_receive(Deadline deadline, int peer, std::span<const Segment> segments);
+  void start(Deadline deadline, int peer, std::span<const Segment> segments, bool out);
   void start_all_gather(Deadline deadline, Segment mine, Segment all);
   void finish(Deadline deadline, int peer, const char* doing);
-  template <class Calls>
-  void in_a_group(Deadline deadline, int peer, const char* doing, const Calls& calls);
   /// Until NCCL has put on the stream what it was asked for.
   void settle(Deadline& deadline, int peer, const char* doing);
   /// Throws where the communicator is broken or the deadline over, which a peer that is gone (any

@@ -33,9 +33,9 @@ struct Request {
   std::int64_t cached = 0;  ///< tokens whose KV is in the pool
 };
 
-/// A budget so small that a pass over the pool takes several steps, as in a pool of real size. In
-/// host memory the digests of sources name layer and head, and travel with the records.
-serinus::canary::Options watch_options(serinus::Device device);
+/// A budget so small that a pass over the pool takes several steps, as in a pool of real size. The
+/// digests of sources name layer and head, and travel with the records.
+serinus::canary::Options watch_options();
 
 /// The token after `tokens`: no language model, but as particular about its context.
 std::uint32_t sample(std::span<const std::uint32_t> tokens);
@@ -68,7 +68,7 @@ class Node {
   serinus::canary::RequestDigest digest(const Request& request);
   /// What this rank tells a peer about its KV and records.
   Greeting greeting() const;
-  /// Words of source digests a slot; 0 where a violation does not name layer and segment.
+  /// Words of source digests a slot.
   std::int64_t source_digests() const;
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,

@@ -11,15 +11,15 @@
 
 namespace distributed {
 
-/// Where a rank's KV lies, and what moves it. Which one is chosen when a program
-/// is linked: host_plane.cpp or nccl_plane.cpp.
+/// Where a rank's KV lies, and what moves it. Which one is chosen when a program is linked:
+/// host_plane.cpp or gpu_plane.cpp.
 struct DataPlane {
   virtual ~DataPlane() = default;
   virtual Memory& memory() = 0;
   virtual Transport& transport() = 0;
 };
 /// Called once in each rank's process; `control` connects the ranks already. Null, and said why,
-/// where this machine has not what it takes (a GPU a rank).
+/// where this machine has not what it takes (a GPU).
 std::unique_ptr<DataPlane> open_data_plane(SocketTransport& control,
                                            std::chrono::milliseconds timeout);
 

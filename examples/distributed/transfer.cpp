@@ -233,7 +233,6 @@ Decode::Decode(Node& node, Link link, Fault fault, Say say)
     : node_(node), link_(link), fault_(fault), say_(std::move(say)) {}
 
 Decode::Outcome Decode::run(int steps) {
-  outcome_.names_segments = node_.source_digests() > 0;
   greet(link_.control, link_.peer, node_.greeting());
   for (;;) {
     const Message m = receive_message(link_.control, link_.peer);
@@ -438,9 +437,8 @@ bool as_expected(const Decode::Outcome& outcome, Fault fault) {
   if (outcome.damaged == 0) return false;
   const FaultEntry& want = entry_of(fault);
   const auto as_wanted = [&](const Violation& v) {
-    if ((v.reasons & want.reason) != want.reason) return false;
-    return !outcome.names_segments ||
-           (v.layer == want.layer && v.segment.starts_with(want.segment));
+    return (v.reasons & want.reason) == want.reason && v.layer == want.layer &&
+           v.segment.starts_with(want.segment);
   };
   // Damaged bytes have nothing else wrong with them; other faults also show in further reasons, and
   // at slots that they reach with their bytes alone.

@@ -100,12 +100,11 @@ class Decode {
   /// What the session came to. The canary's word is compared with the truth, the bytes themselves.
   struct Outcome {
     std::vector<serinus::canary::Violation> violations;
-    std::int64_t verified = 0;   ///< tokens that were received and found sound
-    std::int64_t decoded = 0;    ///< tokens
-    std::int64_t damaged = 0;    ///< slots whose bytes were not the sender's model's
-    std::int64_t missed = 0;     ///< damaged, and no violation named them
-    std::int64_t imagined = 0;   ///< named by a violation, and sound
-    bool names_segments = true;  ///< the canary keeps source digests
+    std::int64_t verified = 0;  ///< tokens that were received and found sound
+    std::int64_t decoded = 0;   ///< tokens
+    std::int64_t damaged = 0;   ///< slots whose bytes were not the sender's model's
+    std::int64_t missed = 0;    ///< damaged, and no violation named them
+    std::int64_t imagined = 0;  ///< named by a violation, and sound
   };
 
   Decode(Node& node, Link link, Fault fault, Say say);

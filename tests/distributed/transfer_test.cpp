@@ -223,7 +223,7 @@ TEST(HostilePeer, HasAnotherLayout) {
   using serinus::canary::Options, serinus::canary::PoolSpec;
   const auto greeted_with = [](void (*change)(Options&, PoolSpec&)) {
     PeerProcess peer([change](SocketTransport& t) {
-      Options options = watch_options({});
+      Options options = watch_options();
       PoolSpec pool = pool_as_here();
       change(options, pool);
       greet_as(t, options, pool);
@@ -309,7 +309,7 @@ TEST(HostilePeer, NamesImpossibleNumbers) {
   };
   for (const Case& c : cases) {
     PeerProcess peer([&](SocketTransport& t) {
-      greet_as(t, watch_options({}), pool_as_here());
+      greet_as(t, watch_options(), pool_as_here());
       send_message(t, 1, offer);
       std::vector<std::uint32_t> tokens(40, 7);
       t.send(1, std::vector{segment_of(std::span(tokens))});
@@ -330,7 +330,7 @@ TEST(HostilePeer, NamesImpossibleNumbers) {
 TEST(HostilePeer, OffersATokenThatNobodyHas) {
   for (const std::uint32_t token : {0xFFFFFFFFu, 0x80000007u}) {
     PeerProcess peer([token](SocketTransport& t) {
-      greet_as(t, watch_options({}), pool_as_here());
+      greet_as(t, watch_options(), pool_as_here());
       send_message(t, 1, {.kind = Kind::offer, .request = 1, .transfer = 9, .count = 40});
       std::vector<std::uint32_t> tokens(40, 7);
       tokens[30] = token;
