@@ -1308,62 +1308,117 @@ TEST_F(MonitorGpu, RequestDigestsAreMadeWhereTheRecordsLie) {
   EXPECT_THROW(t.cpu->request_digests(0, device.batch, digests, {}), ValueError);
 }
 
-// Both moments in one graph that is launched again and again over the same buffers; and a graph of
-// the forward alone, with the moments outside.
+/// How a forward is cut into graphs, and where the moments are.
+struct Cut {
+  const char* name;
+  int pieces;
+  bool inside;  ///< the head in the first piece, the tail in the last
+  Depth depth;
+};
+
+// Graphs that are launched again and again over the same buffers: of a whole forward and of its
+// pieces, between which other kernels run, with the moments inside and outside.
 TEST_F(MonitorGpu, GraphsHoldTheMoments) {
-  for (const bool inside : {true, false}) {
-    for (const Depth depth : {Depth::none, Depth::all}) {
-      Twins t({.depth = depth, .verify = VerifyPolicy::rolling});
-      Decode decode(t);
-      cudaStream_t stream = nullptr;
-      check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      const DeviceBuffer forward(1024);
-      std::unique_ptr<OnDevice> device;
-      cudaGraphExec_t exec = nullptr;
-      for (int step = 0; step < 30; ++step) {
-        decode.next_step();
-        if (device == nullptr) {
-          device = std::make_unique<OnDevice>(t);
-          check_cuda(cudaDeviceSynchronize());
+  for (const Cut& cut : {Cut{"one graph", 1, true, Depth::none},
+                         {"one graph", 1, true, Depth::all},
+                         {"one graph, moments outside", 1, false, Depth::all},
+                         {"three pieces", 3, true, Depth::none},
+                         {"three pieces", 3, true, Depth::all},
+                         {"three pieces, moments outside", 3, false, Depth::none}}) {
+    Twins t({.depth = cut.depth, .verify = VerifyPolicy::rolling});
+    Decode decode(t);
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const DeviceBuffer forward(1024);
+    std::unique_ptr<OnDevice> device;
+    std::vector<cudaGraphExec_t> pieces;
+    for (int step = 0; step < 30; ++step) {
+      decode.next_step();
+      if (device == nullptr) {
+        device = std::make_unique<OnDevice>(t);
+        check_cuda(cudaDeviceSynchronize());
+        for (int i = 0; i < cut.pieces; ++i) {
           cudaGraph_t graph = nullptr;
           check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-          if (inside) t.gpu->begin_step(device->batch, {stream});
+          if (cut.inside && i == 0) t.gpu->begin_step(device->batch, {stream});
           check_cuda(cudaMemsetAsync(forward.data(), step, 1024, stream));
-          if (inside) t.gpu->end_step(device->batch, {stream});
+          if (cut.inside && i + 1 == cut.pieces) t.gpu->end_step(device->batch, {stream});
           t.poll();  // while it is captured
           check_cuda(cudaStreamEndCapture(stream, &graph));
-          check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+          check_cuda(cudaGraphInstantiate(&pieces.emplace_back(), graph, 0));
           check_cuda(cudaGraphDestroy(graph));
         }
-        if (step == 12) t.flip_byte(0, 3);
-        if (step == 14) t.change_record(0, 90, [](Record& r) { r.token ^= 1; });
-        if (step == 16) t.ids[1] ^= 2;
-        if (step == 18) t.both([](Monitor& m) { m.on_attach(2, 2, 0, 9); });
-        if (step == 20) t.free({5}, 0);
-        device->send(t);
-        check_cuda(cudaDeviceSynchronize());
-        t.cpu->begin_step(t.batch(false));
-        t.cpu->end_step(t.batch(false));
-        if (inside) {
-          t.gpu->begin_replay(device->batch, {stream});
-          check_cuda(cudaGraphLaunch(exec, stream));
-        } else {
-          t.gpu->begin_step(device->batch, {stream});
-          check_cuda(cudaGraphLaunch(exec, stream));
-          t.gpu->end_step(device->batch, {stream});
-        }
-        check_cuda(cudaStreamSynchronize(stream));
-        t.poll();
       }
-      t.expect_equal(inside ? "inside" : "outside");
-      EXPECT_GE(t.by_gpu.size(), depth == Depth::none ? 3u : 4u);
-      EXPECT_EQ(t.gpu->stats().records_written, t.cpu->stats().records_written);
-      EXPECT_EQ(t.gpu->stats().steps, t.cpu->stats().steps);
-      EXPECT_TRUE(t.gpu->health().empty());
-      check_cuda(cudaGraphExecDestroy(exec));
-      check_cuda(cudaStreamDestroy(stream));
+      if (step == 12) t.flip_byte(0, 3);
+      if (step == 14) t.change_record(0, 90, [](Record& r) { r.token ^= 1; });
+      if (step == 16) t.ids[1] ^= 2;
+      if (step == 18) t.both([](Monitor& m) { m.on_attach(2, 2, 0, 9); });
+      if (step == 20) t.free({5}, 0);
+      device->send(t);
+      check_cuda(cudaDeviceSynchronize());
+      t.cpu->begin_step(t.batch(false));
+      t.cpu->end_step(t.batch(false));
+      if (cut.inside) {
+        t.gpu->begin_replay(device->batch, {stream});
+      } else {
+        t.gpu->begin_step(device->batch, {stream});
+      }
+      for (cudaGraphExec_t piece : pieces) {
+        check_cuda(cudaGraphLaunch(piece, stream));
+        check_cuda(cudaMemsetAsync(forward.data(), step, 1024, stream));
+      }
+      if (!cut.inside) t.gpu->end_step(device->batch, {stream});
+      check_cuda(cudaStreamSynchronize(stream));
+      t.poll();
     }
+    t.expect_equal(cut.name);
+    EXPECT_GE(t.by_gpu.size(), cut.depth == Depth::none ? 3u : 4u) << cut.name;
+    EXPECT_EQ(t.gpu->stats().records_written, t.cpu->stats().records_written) << cut.name;
+    EXPECT_EQ(t.gpu->stats().steps, t.cpu->stats().steps) << cut.name;
+    EXPECT_TRUE(t.gpu->health().empty()) << cut.name;
+    for (cudaGraphExec_t piece : pieces) check_cuda(cudaGraphExecDestroy(piece));
+    check_cuda(cudaStreamDestroy(stream));
   }
+}
+
+// While steps run, other threads ask for everything that may be asked from any thread.
+TEST_F(MonitorGpu, AnyThreadMayPoll) {
+  Twins t({.verify = VerifyPolicy::rolling, .extra_pools = false, .ring = 64});
+  Decode decode(t);
+  std::atomic<bool> done{false};
+  std::vector<Violation> found[2];
+  std::vector<std::thread> threads;
+  for (std::vector<Violation>& mine : found) {
+    threads.emplace_back([&] {
+      while (!done) {
+        for (Violation& v : t.gpu->poll()) mine.push_back(std::move(v));
+        std::uint64_t seen = t.gpu->stats().violations + t.gpu->pool_stats().size();
+        seen += t.gpu->health().size() + t.gpu->events(0, 5).size();
+        seen += t.gpu->tainted().slots.size() + t.gpu->pool_events(0).size();
+        EXPECT_GT(seen, 0u);
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    });
+  }
+  for (int step = 0; step < 60; ++step) {
+    decode.next_step();
+    if (step % 3 == 1) t.flip_byte(0, 1 + step);
+    t.step();
+    if (step % 3 == 1) t.cpu->verify_now(Moment::head, 1, 1, 0, 40, t.batch(false));
+    if (step % 3 == 1) t.gpu->verify_now(Moment::head, 1, 1, 0, 40, t.batch(true));
+  }
+  t.both([](Monitor& m) { m.flush(); });
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  // Each was handed out once, to whoever came first.
+  std::multiset<Int> here, there;
+  for (const Violation& v : t.cpu->poll()) here.insert(v.slot);
+  for (const auto& mine : found) {
+    for (const Violation& v : mine) there.insert(v.slot);
+  }
+  for (const Violation& v : t.gpu->poll()) there.insert(v.slot);
+  EXPECT_EQ(there, here);
+  EXPECT_EQ(here.size(), 20u);
 }
 
 // A graph that lost the moments is found out, although begin_replay() is called.

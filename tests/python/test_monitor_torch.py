@@ -133,6 +133,33 @@ def test_a_slot_handed_out_twice_and_a_recycled_one(device: str, on_device: bool
     assert any(reason == "double_owner" and slot == SLOTS[0] for reason, slot, _ in found)
 
 
+@pytest.mark.parametrize("accepted", [[0, 2, 3], [1]])
+def test_a_tree_of_drafts(accepted: list[int], device: str, on_device: bool) -> None:
+    """Four drafts, topk 2: 0 and 1 follow the prefix, 2 follows 0, 3 follows 2. A path is a sound row, a mixture none."""
+    engine = Engine(device)
+    engine.start(1, REQUEST, SLOTS)
+    engine.step({1: (REQUEST, [101, 102])}, on_device)
+    batch = engine.batch({1: (REQUEST, [103, 104, 105, 106])}, on_device)
+    parents = [-1, -1, 0, 2]
+    positions = [2, 2, 3, 4]
+    batch.parents = torch.tensor(parents, device=device) if on_device else parents
+    batch.positions = torch.tensor(positions, device=device) if on_device else positions
+    with engine.monitor.step(batch):
+        engine.forward(batch)
+    drafts = SLOTS[2:6]
+    path = [drafts[i] for i in accepted]
+    engine.monitor.on_free(engine.pool, [slot for slot in drafts if slot not in path], REQUEST)
+    engine.table[1, 2 : 2 + len(path)] = torch.tensor(path, dtype=torch.int32, device=device)
+    engine.table[1, 2 + len(path)] = SLOTS[6]
+    engine.length[1] = 2 + len(path)
+    engine.step({1: (REQUEST, [107])}, on_device)
+    assert engine.found() == set()
+    assert [int(p) for p in engine.monitor.records(engine.pool)["position"][path]] == [positions[i] for i in accepted]
+    engine.table[1, 1] = path[0]  # not what its path follows
+    engine.step({1: (REQUEST, [])}, on_device)
+    assert ("position", path[0], REQUEST) in engine.found()
+
+
 def test_a_record_from_nowhere(device: str) -> None:
     engine = two_requests(device, False)
     record = engine.monitor.records(engine.pool)[SLOTS[1] : SLOTS[1] + 1].copy()
