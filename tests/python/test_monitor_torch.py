@@ -135,7 +135,7 @@ def test_a_slot_handed_out_twice_and_a_recycled_one(device: str, on_device: bool
 
 @pytest.mark.parametrize("accepted", [[0, 2, 3], [1]])
 def test_a_tree_of_drafts(accepted: list[int], device: str, on_device: bool) -> None:
-    """Four drafts, topk 2: 0 and 1 follow the prefix, 2 follows 0, 3 follows 2. A path is a sound row, a mixture none."""
+    """Four drafts, topk 2: 0 and 1 follow the prefix, 2 follows 0, 3 follows 2. Paths are sound rows, mixtures not."""
     engine = Engine(device)
     engine.start(1, REQUEST, SLOTS)
     engine.step({1: (REQUEST, [101, 102])}, on_device)
