@@ -25,17 +25,22 @@ std::vector<std::vector<char>> stacks;
 unsigned current = 0;
 const std::function<void()>* kernel = nullptr;
 Meeting cta;
+Meeting named[16];
 Meeting lanes[Meeting::kMost / 32][33];  // of every warp: by their first lane, and all 32
+
+}  // namespace
+
+void let_others_go_on() {
+  const unsigned me = current;
+  if (_setjmp(fibers[me].at) == 0) _longjmp(scheduler, 1);
+}
+
+namespace {
 
 void entry() {
   (*kernel)();
   fibers[current].done = true;
   _longjmp(scheduler, 1);
-}
-
-void let_others_go_on() {
-  const unsigned me = current;
-  if (_setjmp(fibers[me].at) == 0) _longjmp(scheduler, 1);
 }
 
 /// Runs thread t until it waits for others, or is done. No part of its caller: it returns twice.
@@ -71,6 +76,10 @@ const std::uint64_t* meet(Meeting& m, unsigned place, unsigned places, unsigned 
 
 }  // namespace
 
+void meet_named(int barrier, unsigned threads) {
+  meet(named[barrier], threadIdx.x, blockDim.x, threads, 0);
+}
+
 const std::uint64_t* meet_cta(std::uint64_t value) {
   return meet(cta, threadIdx.x, blockDim.x, blockDim.x, value);
 }
@@ -86,8 +95,9 @@ void run(dim3 grid, dim3 block, const std::function<void()>& body) {
   blockDim = block;
   kernel = &body;
   while (stacks.size() < block.x) stacks.emplace_back(kStack);
-  for (unsigned b = 0; b < grid.x; ++b) {
-    blockIdx.x = b;
+  for (unsigned b = 0; b < grid.x * grid.y; ++b) {
+    blockIdx.x = b % grid.x;
+    blockIdx.y = b / grid.x;
     fibers = std::vector<Fiber>(block.x);
     for (bool running = true; running;) {
       running = false;

@@ -28,9 +28,16 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-struct alignas(16) ulonglong2 {
+// Aligned as its words: gcc merges loads of it with narrower ones, and keeps the wider alignment.
+struct alignas(8) ulonglong2 {
   unsigned long long x, y;
 };
+struct alignas(8) longlong2 {
+  long long x, y;
+};
+constexpr longlong2 make_longlong2(long long x, long long y) {
+  return {x, y};
+}
 constexpr uint2 make_uint2(unsigned x, unsigned y) {
   return {x, y};
 }
@@ -55,6 +62,10 @@ struct Meeting {
   unsigned count = 0, generation = 0;
 };
 const std::uint64_t* meet_cta(std::uint64_t value);
+/// Of the `threads` threads that come to the named barrier.
+void meet_named(int barrier, unsigned threads);
+/// Whoever waits for another thread's store.
+void let_others_go_on();
 /// By lane; those that are not in the mask have brought nothing.
 const std::uint64_t* meet_lanes(unsigned mask, std::uint64_t value);
 
@@ -124,7 +135,9 @@ T __ldg(const T* p) {
   return *p;
 }
 inline void __threadfence() {}
-inline void __nanosleep(unsigned) {}
+inline void __nanosleep(unsigned) {
+  emulator::let_others_go_on();
+}
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
 }

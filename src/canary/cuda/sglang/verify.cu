@@ -7,6 +7,7 @@
 #include "canary/cuda/sglang/fold.cuh"
 #include "canary/cuda/sglang/run.h"
 #include "gpu/launch.h"
+#include "gpu/ptx/grid.cuh"
 
 namespace serinus::canary::sglang::cuda {
 
@@ -35,7 +36,6 @@ struct Entry {
 template <Bytes kBytes>
 __global__ void __launch_bounds__(kThreads, Tuning<kBytes>::kCtas)
     verify_kernel(const __grid_constant__ VerifyParams p) {
-  extern __shared__ uint4 shared[];
   constexpr int kEach = Tuning<kBytes>::kEach;
   const ContextParams& c = p.context;
   if (thread_index() == 0) add(c.kernel_run_counter, 1);
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads, Tuning<kBytes>::kCtas)
   if (thread_index() == 0) add(c.slot_run_counter, n);
   const int lane = lane_id();
   const int alignment = record_alignment(c);
-  const std::uint32_t stage =
-      gpu::ptx::shared_address(shared) + threadIdx.x / kWarp * static_cast<unsigned>(kFoldBytes);
+  const std::uint32_t stage = gpu::ptx::shared_address(gpu::ptx::dynamic_shared()) +
+                              threadIdx.x / kWarp * static_cast<unsigned>(kFoldBytes);
   std::int64_t out_of_range = 0;
   const std::int64_t first = (thread_index() - lane) * kEach + lane;
   for (std::int64_t at = first; at - lane < n; at += thread_count() * kEach) {

@@ -13,6 +13,7 @@
 #include "canary/cuda/sglang/fold.cuh"
 #include "canary/cuda/sglang/run.h"
 #include "gpu/launch.h"
+#include "gpu/ptx/grid.cuh"
 #include "gpu/ptx/sync.cuh"
 
 namespace serinus::canary::sglang::cuda {
@@ -34,6 +35,7 @@ __device__ __forceinline__ std::uint64_t prepare(std::uint64_t x) {
 /// adds them up first, which is a dependent instruction more.
 template <std::uint64_t kFactor>
 __device__ __forceinline__ std::uint64_t times(std::uint64_t x) {
+#ifdef __CUDA_ARCH__
   const auto low = static_cast<std::uint32_t>(x);
   const auto high = static_cast<std::uint32_t>(x >> 32);
   std::uint32_t product_low, product_high;
@@ -46,6 +48,9 @@ __device__ __forceinline__ std::uint64_t times(std::uint64_t x) {
       : "r"(low), "r"(high), "n"(static_cast<std::uint32_t>(kFactor)),
         "n"(static_cast<std::uint32_t>(kFactor >> 32)));
   return static_cast<std::uint64_t>(product_high) << 32 | product_low;
+#else
+  return x * kFactor;
+#endif
 }
 
 /// splitmix64 but for its last xor-shift, of an x whose first has been done.
@@ -365,7 +370,7 @@ __device__ void fold_rows(const WriteParams& p, std::int64_t rows, std::int64_t 
 
 __global__ void __launch_bounds__(kThreads, kCtasEach)
     write_kernel(const __grid_constant__ WriteParams p, unsigned chain_ctas) {
-  extern __shared__ uint4 shared[];
+  uint4* const shared = gpu::ptx::dynamic_shared();
   const std::int64_t rows = count_of(*p.num_valid_reqs, p.req_capacity);
   const int alignment = record_alignment(p.context);
   if (blockIdx.x >= chain_ctas) {

@@ -23,6 +23,18 @@ class BlockScan {
     }
     __syncthreads();
   }
+  /// `combine` is associative, `start` its neutral element.
+  template <class Combine>
+  void ExclusiveScan(T in, T& before, T start, const Combine& combine, T& total) {
+    values_[threadIdx.x] = in;
+    __syncthreads();
+    before = total = start;
+    for (unsigned i = 0; i < kThreads; ++i) {
+      if (i < threadIdx.x) before = combine(before, values_[i]);
+      total = combine(total, values_[i]);
+    }
+    __syncthreads();
+  }
   template <int kEach>
   void ExclusiveSum(T (&in)[kEach], T (&before)[kEach], T& total) {
     T sum = 0;

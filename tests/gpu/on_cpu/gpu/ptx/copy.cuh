@@ -27,4 +27,6 @@ inline void cp_async_commit() {}
 template <int kPending>
 void cp_async_wait() {}
 
+inline void cp_async_wait_all() {}
+
 }  // namespace serinus::gpu::ptx

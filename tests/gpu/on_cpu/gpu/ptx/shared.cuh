@@ -25,6 +25,10 @@ inline ulonglong2 load_shared_u64x2(std::uint32_t a) {
 inline uint4 load_shared_u32x4(std::uint32_t a) {
   return load_shared<uint4>(a);
 }
+template <class T>
+void store_shared(std::uint32_t a, const T& v) {
+  std::memcpy(const_cast<char*>(shared_base) + a, &v, sizeof v);
+}
 inline void store_shared_u8(std::uint32_t a, std::uint32_t v) {
   const_cast<char*>(shared_base)[a] = static_cast<char>(v);
 }
