@@ -437,8 +437,8 @@ bool as_expected(const Decode::Outcome& outcome, Fault fault) {
   if (outcome.damaged == 0) return false;
   const FaultEntry& want = entry_of(fault);
   const auto as_wanted = [&](const Violation& v) {
-    return (v.reasons & want.reason) == want.reason && v.layer == want.layer &&
-           v.segment.starts_with(want.segment);
+    const bool names = v.layer == want.layer && v.segment.starts_with(want.segment);
+    return (v.reasons & want.reason) == want.reason && (want.layer < 0 || names);
   };
   // Damaged bytes have nothing else wrong with them; other faults also show in further reasons, and
   // at slots that they reach with their bytes alone.

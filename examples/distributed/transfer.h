@@ -38,7 +38,7 @@ struct FaultEntry {
   std::string_view name;
   std::string_view what;  ///< what the two ranks do wrong
   serinus::canary::Reason reason;
-  int layer;                 ///< the first damaged one, -1 = the reason has none
+  int layer;                 ///< the first damaged one; -1: any or none
   std::string_view segment;  ///< how its name begins
 };
 std::span<const FaultEntry> faults();
