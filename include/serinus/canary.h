@@ -444,7 +444,9 @@ class Monitor {
   std::vector<Violation> poll();
   /// Pools on a GPU: waits for the checks launched so far, so that poll() then has all that they
   /// found. For the one check that a decision hangs on: verify_now(), wait(), poll(). It waits for
-  /// the whole device: not while something runs there that may never end, such as a receive.
+  /// the streams that the calls were given, as far as they were filled by then; once a moment has
+  /// been captured in a graph, for the whole device: then not while something runs there that may
+  /// never end, such as a receive.
   void wait();
   /// Runs what is still due (idle, shutdown), so that poll() then leaves nothing unreported.
   void flush();

@@ -58,6 +58,7 @@ std::uint64_t capture_of(Device, Stream) {
 void copy_to_device(Device, void*, const void*, std::size_t, Stream) {}
 void copy_to_host(Device, void*, const void*, std::size_t, Stream) {}
 void synchronize(Device) {}
+void synchronize(Device, Stream) {}
 
 std::vector<double> time_calls(Device device, int, const std::function<void()>&) {
   require_hopper("GPU clock", device);

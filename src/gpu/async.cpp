@@ -104,4 +104,9 @@ void synchronize(Device device) {
   check_launch("cudaDeviceSynchronize", cudaDeviceSynchronize());
 }
 
+void synchronize(Device device, Stream stream) {
+  const OnDevice on(device);
+  check_launch("cudaStreamSynchronize", cudaStreamSynchronize(handle_of(stream)));
+}
+
 }  // namespace serinus::gpu

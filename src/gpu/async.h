@@ -79,5 +79,7 @@ void copy_to_device(Device device, void* to, const void* from, std::size_t bytes
 void copy_to_host(Device device, void* to, const void* from, std::size_t bytes, Stream stream);
 /// Waits for all that the device has to do.
 void synchronize(Device device);
+/// Waits for what lies in `stream`.
+void synchronize(Device device, Stream stream);
 
 }  // namespace serinus::gpu

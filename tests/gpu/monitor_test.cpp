@@ -1432,7 +1432,47 @@ TEST_F(MonitorGpu, AGraphWithoutTheMomentsIsAStall) {
   EXPECT_FALSE(t.gpu->health().empty());
 }
 
-// The device is busy, for as long as the host likes: every call of a step returns all the same.
+/// A stream that is busy for as long as the host likes, five seconds at most: a call that waits for
+/// it fails its test and does not hang.
+class BusyStream {
+ public:
+  BusyStream() {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    const auto wait = [](void* flag) {
+      while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
+    };
+    is_busy_ = cudaLaunchHostFunc(stream_, wait, &go_) == cudaSuccess;
+    watchdog_ = std::thread([this] {
+      for (int i = 0; i < 500 && !go_; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      go_ = true;
+    });
+  }
+  ~BusyStream() {
+    go_ = true;
+    watchdog_.join();
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  cudaStream_t get() const { return stream_; }
+  /// False: an emulated device never is.
+  bool is_busy() const { return is_busy_; }
+  /// Whether it was busy until now.
+  bool let_go() {
+    const bool was_busy = !go_.exchange(true);
+    check_cuda(cudaStreamSynchronize(stream_));
+    return was_busy;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  std::atomic<bool> go_{false};
+  bool is_busy_ = false;
+  std::thread watchdog_;
+};
+
+// Every call of a step returns although the device has not come to it.
 TEST_F(MonitorGpu, NothingWaitsForTheDevice) {
   Twins t({.verify = VerifyPolicy::rolling});
   Decode decode(t);
@@ -1441,40 +1481,43 @@ TEST_F(MonitorGpu, NothingWaitsForTheDevice) {
   device.send(t);
   t.step();  // what is allocated once is there
   check_cuda(cudaDeviceSynchronize());
-  std::atomic<bool> go{false};
-  // A call that waits would wait for ever: then the test fails instead.
-  std::thread watchdog([&] {
-    for (int i = 0; i < 500 && !go; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    go = true;
-  });
-  cudaStream_t stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  const auto wait = [](void* flag) {
-    while (!*static_cast<std::atomic<bool>*>(flag)) std::this_thread::yield();
-  };
-  if (cudaLaunchHostFunc(stream, wait, &go) != cudaSuccess) {
-    go = true;
-    watchdog.join();
-    GTEST_SKIP() << "an emulated device is never busy";
-  }
+  BusyStream busy;
+  if (!busy.is_busy()) GTEST_SKIP() << "an emulated device is never busy";
+  const Stream stream{busy.get()};
   for (int i = 0; i < 4; ++i) {
     t.gpu->on_alloc(0, Ints{900 + i}, 7);
     t.gpu->on_free(0, Ints{900 + i}, 7);
     t.gpu->on_attach(3, 3, 0, 8);
-    t.gpu->begin_step(t.batch(true), {stream});
-    t.gpu->end_step(t.batch(true), {stream});
-    t.gpu->begin_step(device.batch, {stream});
-    t.gpu->end_step(device.batch, {stream});
-    t.gpu->begin_replay(device.batch, {stream});
+    t.gpu->begin_step(t.batch(true), stream);
+    t.gpu->end_step(t.batch(true), stream);
+    t.gpu->begin_step(device.batch, stream);
+    t.gpu->end_step(device.batch, stream);
+    t.gpu->begin_replay(device.batch, stream);
     t.gpu->poll();
     t.gpu->stats();
   }
-  EXPECT_FALSE(go.exchange(true)) << "a call waited for the device";
-  check_cuda(cudaStreamSynchronize(stream));
-  watchdog.join();
+  EXPECT_TRUE(busy.let_go()) << "a call waited for the device";
   t.gpu->flush();
   EXPECT_EQ(t.gpu->stats().violations, 0u);
-  check_cuda(cudaStreamDestroy(stream));
+}
+
+// A receive that may never end runs in a stream of its own: wait() has nothing to do with it.
+TEST_F(MonitorGpu, WaitDoesNotWaitForStreamsOfOthers) {
+  Twins t({.extra_pools = false});
+  t.alloc({5, 6, 7}, 4);
+  t.prefill(1, 4, {5, 6, 7});
+  t.step();
+  t.gpu->wait();
+  t.flip_byte(0, 6);
+  BusyStream busy;
+  if (!busy.is_busy()) GTEST_SKIP() << "an emulated device is never busy";
+  t.gpu->on_free(0, Ints{9}, 3);  // free already
+  t.gpu->verify_now(Moment::head, 4, 1, 0, 3, t.batch(true));
+  t.gpu->wait();
+  std::set<Int> found;
+  for (const Violation& v : t.gpu->poll()) found.insert(v.slot);
+  EXPECT_EQ(found, (std::set<Int>{6, 9}));
+  EXPECT_TRUE(busy.let_go()) << "wait() waited for a stream that nobody gave it";
 }
 
 TEST_F(MonitorGpu, ModeNoneLaunchesNothing) {

@@ -28,10 +28,9 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-constexpr std::int64_t kAttachedEach = 8;         // of a row, on the device
-constexpr std::size_t kMostPending = 1 << 20;     // slots that wait for a step
-constexpr std::size_t kSmallestChunk = 64 << 10;  // bytes
-constexpr int kChunks = 16;                       // to begin with: two a step in flight
+constexpr std::int64_t kAttachedEach = 8;             // of a row, on the device
+constexpr std::size_t kMostPending = 1 << 20;         // slots that wait for a step
+constexpr std::size_t kSmallestWorkspace = 64 << 10;  // bytes
 
 /// Two segments too many become one: it says less, and nothing wrong.
 std::array<AttachedCells, kAttachedEach> on_device(Owner owner, const Attached& attached) {
@@ -49,11 +48,6 @@ std::array<AttachedCells, kAttachedEach> on_device(Owner owner, const Attached& 
   std::array<AttachedCells, kAttachedEach> cells{};
   for (std::size_t i = 0; i < s.size(); ++i) cells[i] = {s[i].begin, s[i].end, owner, s[i].epoch};
   return cells;
-}
-
-[[noreturn]] void unsupported(Device device, const std::string& what) {
-  raise(errors::Page::canary_not_on_a_gpu,
-        {{"argument", "pool"}, {"device", device_string(device)}, {"got", what}});
 }
 
 }  // namespace
@@ -133,56 +127,10 @@ struct CudaBackend::Pending {
   Owner owner = 0;
 };
 
-struct CudaBackend::Chunk {
-  Chunk(Device device, std::size_t bytes)
-      : host(device, bytes), memory(device, bytes), read(device) {}
-  gpu::PinnedMemory host;
-  gpu::Memory memory;
-  gpu::Event read;  ///< all that reads it is done
-};
-
-/// Gathers bytes, copies them to the device at once, and holds the copy until what was launched in
-/// the section has read it.
-class CudaBackend::Section {
+/// What goes to the device in one copy, and the launches that read it.
+class CudaBackend::Section : public Staging::Parcel {
  public:
-  Section(CudaBackend& backend, Stream stream) : b_(backend), stream_(stream) {
-    b_.scratch_.clear();
-  }
-  ~Section() {
-    if (chunk_ != nullptr) chunk_->read.record(stream_);
-  }
-  Section(const Section&) = delete;
-  Section& operator=(const Section&) = delete;
-
-  Stream stream() const noexcept { return stream_; }
-
-  template <class T>
-  std::size_t put(std::span<const T> values) {
-    const std::size_t at = room(values.size_bytes());
-    if (!values.empty()) std::memcpy(b_.scratch_.data() + at, values.data(), values.size_bytes());
-    return at;
-  }
-  template <class T>
-  std::size_t put(const std::vector<T>& values) {
-    return put(std::span<const T>(values));
-  }
-  std::size_t room(std::size_t bytes) {
-    const std::size_t at = b_.scratch_.size();
-    b_.scratch_.resize(at + (bytes + 15) / 16 * 16);
-    return at;
-  }
-  /// After all of put() and room(), before all of view().
-  void send() {
-    const std::size_t bytes = b_.scratch_.size();
-    if (bytes == 0) return;
-    chunk_ = &b_.take_chunk(bytes);
-    std::memcpy(chunk_->host.data(), b_.scratch_.data(), bytes);
-    gpu::copy_to_device(b_.device_, chunk_->memory.data(), chunk_->host.data(), bytes, stream_);
-  }
-  TensorView view(std::size_t at, DType dtype, std::initializer_list<std::int64_t> shape) const {
-    return {static_cast<std::byte*>(chunk_->memory.data()) + at, dtype, shape, b_.device_};
-  }
-  const std::byte* host(std::size_t at) const { return chunk_->host.data() + at; }
+  Section(CudaBackend& backend, Stream stream) : Parcel(backend.staging_, stream), b_(backend) {}
 
   // --- what was announced
   /// Takes it. The device reads it with launch_pending().
@@ -300,8 +248,6 @@ class CudaBackend::Section {
   }
 
   CudaBackend& b_;
-  Stream stream_;
-  Chunk* chunk_ = nullptr;
   std::vector<Pending> pending_;
   std::vector<Places> places_;
   std::vector<std::pair<std::int64_t, std::size_t>> changed_;
@@ -311,22 +257,7 @@ class CudaBackend::Section {
 };
 
 CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device device)
-    : Backend(options, reporter),
-      device_((gpu::require_hopper("canary pool", device), device)),
-      own_(device),
-      announced_at_(device),
-      ring_memory_(device, ring_bytes(options.ring_capacity)),
-      ring_{{ring_memory_.data(),
-             DType::u8,
-             {static_cast<std::int64_t>(ring_memory_.bytes())},
-             device},
-            options.ring_capacity},
-      ring_copy_(device, ring_memory_.bytes()),
-      copied_(device) {
-  clear(ring_.memory, own_.get());  // the gaps between its parts, too: it is copied as a whole
-  for (int i = 0; i < kChunks; ++i) chunks_.emplace_back(device, kSmallestChunk);
-  gpu::synchronize(device_);
-}
+    : DeviceBackend(options, reporter, device), announced_at_(device) {}
 
 CudaBackend::~CudaBackend() = default;
 
@@ -353,7 +284,10 @@ void CudaBackend::add_pool(const PoolSpec& spec) {
 
 void CudaBackend::detach_pool(int pool) {
   settle();
-  detached_.push_back(pool);
+  {
+    const std::lock_guard lock(drain_mutex_);  // a poll() asks which are attached
+    detached_.push_back(pool);
+  }
   Pool& p = at(pool);
   p.sources.clear();
   p.fresh.clear();
@@ -373,19 +307,11 @@ TensorView CudaBackend::workspace(Stream stream, std::int64_t requests, std::int
   }
   if (found == workspaces_.end()) {
     const gpu::BesideCapture relaxed;
-    found = workspaces_.emplace(key, gpu::Memory(device_, std::max(bytes, kSmallestChunk))).first;
+    found =
+        workspaces_.emplace(key, gpu::Memory(device_, std::max(bytes, kSmallestWorkspace))).first;
   }
   return {
       found->second.data(), DType::u8, {static_cast<std::int64_t>(found->second.bytes())}, device_};
-}
-
-CudaBackend::Chunk& CudaBackend::take_chunk(std::size_t bytes) {
-  for (Chunk& c : chunks_) {
-    if (c.host.bytes() >= bytes && c.read.done()) return c;
-  }
-  std::size_t room = kSmallestChunk;
-  while (room < bytes) room *= 2;
-  return chunks_.emplace_back(device_, room);
 }
 
 // ---------------------------------------------------------------- announcements
@@ -570,15 +496,6 @@ void CudaBackend::set_record(int pool, std::int64_t slot, const Record& record) 
 
 // ---------------------------------------------------------------- the moments
 
-std::vector<int> CudaBackend::pools_of(std::span<const int> named) const {
-  std::vector<int> pools(named.begin(), named.end());
-  if (!pools.empty()) return pools;
-  for (int i = 0; i < static_cast<int>(pools_.size()); ++i) {
-    if (is_attached(i)) pools.push_back(i);
-  }
-  return pools;
-}
-
 DeviceBatch CudaBackend::with_attached(DeviceBatch batch) const {
   if (!batch.attached && attached_) {
     batch.attached = {attached_->data(),
@@ -697,12 +614,6 @@ void CudaBackend::verify_due(const Section& section, int pool, const CellBatch& 
          section.stream());
 }
 
-void CudaBackend::check_stream(Stream stream) const {
-  if (is_captured(stream)) {
-    unsupported(device_, "a batch of host arrays in a graph: give a cuda::DeviceBatch");
-  }
-}
-
 void CudaBackend::head(const Batch& batch, Stream stream) {
   check_stream(stream);
   ++version_;
@@ -721,6 +632,7 @@ void CudaBackend::head(const Batch& batch, Stream stream) {
     verify_due(section, pools[i], due[i], Moment::head, d.req_to_token, d.expected_tokens);
   }
   run_head(pools, d, stream);
+  launched(stream);
 }
 
 void CudaBackend::tail(const Batch& batch, Stream stream) {
@@ -741,6 +653,7 @@ void CudaBackend::stamp(const Batch& batch, Stream stream) {
   section.put_batch(batch);
   section.pass_on();
   run_stamp(pools_of(batch.pools), with_attached(section.batch(batch)), stream);
+  launched(stream);
 }
 
 void CudaBackend::catch_up(const DeviceBatch& batch, std::span<const int> named, Stream stream) {
@@ -763,6 +676,7 @@ void CudaBackend::catch_up(const DeviceBatch& batch, std::span<const int> named,
 void CudaBackend::head(const DeviceBatch& batch, std::span<const int> pools, Stream stream) {
   if (!is_captured(stream)) catch_up(batch, pools, stream);
   run_head(pools_of(pools), with_attached(batch), stream);
+  launched(stream);
 }
 
 void CudaBackend::tail(const DeviceBatch& batch, std::span<const int> pools, Stream stream) {
@@ -790,6 +704,7 @@ void CudaBackend::sweep(Stream stream) {
   }
   name_damaged(stream);
   if (!counted_) next_step(ring_, stream);
+  launched(stream);
   swept_.clear();
   counted_ = false;
 }
@@ -814,6 +729,7 @@ void CudaBackend::verify_now(Moment moment, Owner owner, std::int64_t row, std::
     verify_due(section, pool, cells, moment, tables.req_to_token, expected);
   }
   name_damaged(stream);
+  launched(stream);
 }
 
 void CudaBackend::flush() {
@@ -860,118 +776,41 @@ void CudaBackend::flush() {
   flushed_sweeps_ += pools_.size() - detached_.size();
 }
 
-void CudaBackend::wait() {
-  settle();
-  const std::lock_guard lock(drain_mutex_);
-  gpu::copy_to_host(device_, ring_copy_.data(), ring_memory_.data(), ring_memory_.bytes(),
-                    own_.get());
-  gpu::synchronize(device_);
-  copying_ = false;
-  const RingContent content =
-      read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity);
-  deliver(content, content.last_number);
-  take_counts(content.counts);
-  complete_ = content.last_number;
-}
-
-// ---------------------------------------------------------------- what was found
-
-void CudaBackend::drain() {
-  const std::lock_guard lock(drain_mutex_);
-  const gpu::BesideCapture relaxed;
-  if (copying_) {
-    if (!copied_.done()) return;
-    copying_ = false;
-    RingHeader header;
-    std::memcpy(&header, ring_copy_.data(), sizeof header);
-    if (header.next != delivered_ || header.counts.sightings != counts_.sightings) {
-      deliver(read_ring({ring_copy_.data(), ring_copy_.bytes()}, options_.ring_capacity),
-              complete_);
-    }
-    take_counts(header.counts);
-    complete_ = header.next;
-  }
-  gpu::copy_to_host(device_, ring_copy_.data(), ring_memory_.data(), ring_memory_.bytes(),
-                    own_.get());
-  copied_.record(own_.get());
-  copying_ = true;
-}
-
-/// Rows are written while the ring is copied: those numbered up to `complete` were there before.
-void CudaBackend::deliver(const RingContent& content, std::uint64_t complete) {
-  for (std::size_t i = 0; i < content.violations.size(); ++i) {
-    const std::uint64_t number = content.numbers[i];
-    if (number > complete || number <= recycled_) continue;
-    Violation v = content.violations[i];
-    if (any(v.reasons & Reason::kv_bytes) && content.sources[i] == kNotNamed &&
-        is_attached(v.pool) && words_each(v.pool) > 0) {
-      complete = number - 1;  // the next copy has its name
-      break;
-    }
-    if (content.sources[i] >= 0) {
-      const std::vector<KvSegment>& segments = at(v.pool).spec.layout.segments;
-      const auto source = static_cast<std::size_t>(content.sources[i]);
-      v.layer = static_cast<int>(source / segments.size());
-      v.segment = segments[source % segments.size()].name;
-    }
-    Known& known = known_[number];
-    const std::uint64_t more = v.count - std::min(known.count, v.count);
-    if (more == 0 && (v.reasons | known.reasons) == known.reasons) continue;
-    known = {v.count, v.reasons};
-    v.count = std::max<std::uint64_t>(more, 1);
-    const bool of_a_cell = any(v.reasons & Reason::out_of_range) ||
-                           (v.slot == 0 && !any(v.reasons & Reason::null_slot_dirty));
-    const std::uint64_t life =
-        of_a_cell ? life_of_cell(v.row, v.expected_position) : v.expected_generation;
-    reporter_.report(std::move(v), life);
-  }
-  delivered_ = std::max(delivered_, std::min(complete, content.last_number));
-}
-
-void CudaBackend::take_counts(const RingCounts& counts) {
-  if (counts.dropped > counts_.dropped) reporter_.drop(counts.dropped - counts_.dropped);
-  if (counts.sweeps > counts_.sweeps) {
-    last_sweep_time_ =
-        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  }
-  counts_ = counts;
-}
-
-void CudaBackend::make_room(Stream stream) {
-  const std::lock_guard lock(drain_mutex_);
-  if (delivered_ - recycled_ <= static_cast<std::uint64_t>(options_.ring_capacity) / 2) return;
-  recycle_ring(ring_, delivered_, stream);
-  recycled_ = delivered_;
-  std::erase_if(known_, [&](const auto& k) { return k.first <= recycled_; });
-}
-
-std::uint64_t CudaBackend::device_steps() const {
-  const std::lock_guard lock(drain_mutex_);
-  return counts_.steps;
-}
-
-void CudaBackend::add_device_counts(Stats& s) const {
-  const std::lock_guard lock(drain_mutex_);
-  s.records_verified += counts_.records_verified;
-  s.records_written += counts_.records_written;
-  s.bytes_digested += counts_.bytes_digested;
-  s.skipped_empty += counts_.skipped_empty;
-  s.sweeps += counts_.sweeps + flushed_sweeps_;
-  s.last_sweep_time = std::max(s.last_sweep_time, last_sweep_time_);
-}
-
 // ---------------------------------------------------------------- raw state
 
-void CudaBackend::settle() const {
-  gpu::synchronize(device_);
-  auto& self = const_cast<CudaBackend&>(*this);
-  if (pending_.empty() && changed_rows_.empty()) return;
-  {
-    Section section(self, own_.get());
-    section.put_pending();
-    section.pass_on();
+bool CudaBackend::pass_on(Stream stream) {
+  if (pending_.empty() && changed_rows_.empty()) return false;
+  Section section(*this, stream);
+  section.put_pending();
+  section.pass_on();
+  return true;
+}
+
+bool CudaBackend::describe(Violation& v, int source, std::uint64_t& life) const {
+  if (any(v.reasons & Reason::kv_bytes) && source == kNotNamed && is_attached(v.pool) &&
+      words_each(v.pool) > 0) {
+    return false;
   }
-  gpu::synchronize(device_);
+  if (source >= 0) {
+    const std::vector<KvSegment>& segments = spec(v.pool).layout.segments;
+    const auto i = static_cast<std::size_t>(source);
+    v.layer = static_cast<int>(i / segments.size());
+    v.segment = segments[i % segments.size()].name;
+  }
+  const bool of_a_cell = any(v.reasons & Reason::out_of_range) ||
+                         (v.slot == 0 && !any(v.reasons & Reason::null_slot_dirty));
+  life = of_a_cell ? life_of_cell(v.row, v.expected_position) : v.expected_generation;
+  return true;
+}
+
+int CudaBackend::num_pools() const {
+  return static_cast<int>(pools_.size());
+}
+const PoolSpec& CudaBackend::spec(int pool) const {
+  return at(pool).spec;
+}
+std::span<const Source> CudaBackend::sources(int pool) const {
+  return at(pool).sources;
 }
 
 std::span<Record> CudaBackend::records(int pool) {
@@ -1005,49 +844,6 @@ SlotState CudaBackend::state(int pool, std::int64_t slot) const {
   if (!p.has(slot)) return SlotState::free;
   if (p.version != version_) const_cast<CudaBackend*>(this)->ledger(pool);
   return state_of(p.ledger_copy[static_cast<std::size_t>(slot)]);
-}
-
-std::vector<std::int32_t> CudaBackend::cells(const TensorView& table, std::int64_t row,
-                                             std::int64_t length) const {
-  check_rank("req_to_token", table, 2, "(rows, max_len)");
-  check_dtype("req_to_token", table, DType::i32);
-  check_device("req_to_token", table, device_);
-  check_last_dim_contiguous("req_to_token", table);
-  std::vector<std::int32_t> found;
-  if (row < 0 || row >= table.shape[0]) return found;
-  found.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(length, 0, table.shape[1])));
-  settle();
-  gpu::copy_to_host(device_, found.data(), table.as<std::int32_t>() + row * table.strides[0],
-                    found.size() * sizeof(std::int32_t), own_.get());
-  gpu::synchronize(device_);
-  return found;
-}
-
-std::vector<std::int64_t> CudaBackend::full_to_swa(int pool) const {
-  const std::span<const std::int64_t> table = at(pool).spec.full_to_swa;
-  std::vector<std::int64_t> copy(table.size());
-  gpu::synchronize(device_);
-  gpu::copy_to_host(device_, copy.data(), table.data(), table.size_bytes(), own_.get());
-  gpu::synchronize(device_);
-  return copy;
-}
-
-std::vector<std::uint8_t> CudaBackend::slot_bytes(int pool, std::int64_t slot) const {
-  const Pool& p = at(pool);
-  gpu::synchronize(device_);
-  std::int64_t bytes = 0;
-  for (const Source& s : p.sources) bytes += s.bytes;
-  std::vector<std::uint8_t> copy(static_cast<std::size_t>(bytes));
-  std::uint8_t* to = copy.data();
-  const std::int64_t page = p.spec.layout.page_size;
-  for (const Source& s : p.sources) {
-    gpu::copy_to_host(
-        device_, to, s.base + slot / page * s.page_stride + s.offset + slot % page * s.token_stride,
-        static_cast<std::size_t>(s.bytes), own_.get());
-    to += s.bytes;
-  }
-  gpu::synchronize(device_);
-  return copy;
 }
 
 std::optional<std::uint64_t> CudaBackend::digest_of(int pool, std::int64_t slot) const {

@@ -7,7 +7,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -15,7 +14,7 @@
 
 #include <serinus/canary_cuda.h>
 
-#include "canary/backend.h"
+#include "canary/cuda/device_backend.h"
 #include "canary/serinus/reader.h"
 #include "canary/zero_array.h"
 #include "gpu/async.h"
@@ -23,7 +22,7 @@
 
 namespace serinus::canary::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public DeviceBackend {
  public:
   CudaBackend(const Options& options, Reporter& reporter, Device device);
   ~CudaBackend() override;
@@ -53,26 +52,17 @@ class CudaBackend final : public Backend {
   std::uint64_t request_digest(std::int64_t row, std::int64_t length,
                                const Batch& tables) const override;
 
-  bool is_captured(Stream stream) const override { return gpu::capture_of(device_, stream) != 0; }
   void head(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
   void tail(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
   void catch_up(const DeviceBatch& batch, std::span<const int> pools, Stream stream) override;
 
   void request_digests(int pool, const DeviceBatch& batch, const TensorView& digests,
                        Stream stream) const override;
-  void drain() override;
-  void wait() override;
-  std::uint64_t device_steps() const override;
-  void add_device_counts(Stats& stats) const override;
 
   std::span<Record> records(int pool) override;
   std::span<LedgerEntry> ledger(int pool) override;
   std::span<std::uint32_t> source_digests(int pool) override;
   void set_record(int pool, std::int64_t slot, const Record& record) override;
-  std::vector<std::int32_t> cells(const TensorView& table, std::int64_t row,
-                                  std::int64_t length) const override;
-  std::vector<std::int64_t> full_to_swa(int pool) const override;
-  std::vector<std::uint8_t> slot_bytes(int pool, std::int64_t slot) const override;
   std::uint64_t null_digest(int pool) const override;
   SlotState state(int pool, std::int64_t slot) const override;
   std::int64_t live_slots(int pool) const override;
@@ -80,10 +70,16 @@ class CudaBackend final : public Backend {
   std::int64_t num_sources(int pool) const override;
   void set_sweep_source(int, std::function<void(std::vector<SweepEntry>&)>) override {}
 
+ protected:
+  int num_pools() const override;
+  const PoolSpec& spec(int pool) const override;
+  std::span<const Source> sources(int pool) const override;
+  bool pass_on(Stream stream) override;
+  bool describe(Violation& v, int source, std::uint64_t& life) const override;
+
  private:
   struct Pool;
   struct Pending;   // announced, not on the device yet
-  struct Chunk;     // host and device memory of one copy
   class Section;    // what goes to the device in one copy, and the launches that read it
   class CellBatch;  // requests that are nothing but cells to be verified in full
   struct Due {
@@ -97,8 +93,6 @@ class CudaBackend final : public Backend {
   };
 
   Pool& at(int pool) const { return *pools_[static_cast<std::size_t>(pool)]; }
-  std::vector<int> pools_of(std::span<const int> named) const;
-  void check_stream(Stream stream) const;
 
   void announce(int pool, std::int64_t slot, LedgerEventKind kind, Owner owner,
                 std::uint32_t other);
@@ -108,7 +102,6 @@ class CudaBackend final : public Backend {
 
   TensorView workspace(Stream stream, std::int64_t requests, std::int64_t tokens,
                        std::int64_t slots);
-  Chunk& take_chunk(std::size_t bytes);
   std::vector<Cells> take_due(int pool, const Batch* batch);
   void verify_due(const Section& section, int pool, const CellBatch& cells, Moment moment,
                   const TensorView& table, const std::optional<TensorView>& expected);
@@ -119,12 +112,7 @@ class CudaBackend final : public Backend {
   void run_tail(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
   void run_stamp(const std::vector<int>& pools, const DeviceBatch& batch, Stream stream);
   DeviceBatch with_attached(DeviceBatch batch) const;
-  void make_room(Stream stream);
-  void settle() const;
-  void deliver(const RingContent& content, std::uint64_t complete);
-  void take_counts(const RingCounts& counts);
 
-  Device device_;
   std::vector<std::unique_ptr<Pool>> pools_;
   std::optional<gpu::Memory> attached_;  // [table rows, kAttachedEach] AttachedCells
   std::int64_t table_rows_ = 0;
@@ -138,36 +126,14 @@ class CudaBackend final : public Backend {
   std::set<std::int64_t> changed_rows_;
   std::deque<Due> due_;
 
-  std::deque<Chunk> chunks_;
   std::map<std::pair<void*, std::uint64_t>, gpu::Memory> workspaces_;  // by stream and capture
   std::deque<gpu::Memory> outgrown_;                                   // may be in use by a graph
-  std::vector<std::byte> scratch_;
   // What of the sweep went with the tail before it.
   std::vector<int> swept_;
   bool counted_ = false;
-  gpu::OwnStream own_;
   gpu::Event announced_at_;
   void* announced_in_ = nullptr;
   std::uint64_t version_ = 1;  // of the raw state
-
-  gpu::Memory ring_memory_;
-  DeviceRing ring_;
-  // What was found, on its way to the reporter.
-  struct Known {
-    std::uint64_t count = 0;
-    Reason reasons = Reason::none;
-  };
-  mutable std::mutex drain_mutex_;
-  gpu::PinnedMemory ring_copy_;
-  gpu::Event copied_;
-  bool copying_ = false;
-  RingCounts counts_;
-  std::uint64_t flushed_sweeps_ = 0;
-  double last_sweep_time_ = 0;
-  std::uint64_t complete_ = 0;                      // numbers up to this are whole in the next copy
-  std::uint64_t recycled_ = 0;                      // up to this, rows were given up
-  std::uint64_t delivered_ = 0;                     // up to this, the reporter knows
-  std::unordered_map<std::uint64_t, Known> known_;  // by number
 };
 
 }  // namespace serinus::canary::cuda
