@@ -8,6 +8,10 @@
 #include <hwy/highway.h>
 #endif
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
 #include "canary/sglang/lanes.h"
 #include "canary/sglang/look_ahead.h"
 #include "canary/sglang/records.h"
@@ -42,69 +46,118 @@ GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t c
   return {.all_checked = i64(skipped) >= 0, .a_chain = elsewhere == 0};
 }
 
-// Without a branch: what differs anywhere in entries [begin, count) of the group.
-inline std::uint64_t differences_one_by_one(const VerifyParams& p, std::int64_t first,
-                                            std::int64_t begin, std::int64_t count,
-                                            const Record* stored, const Record* predecessors,
-                                            const std::uint64_t* real_kv_hashes) noexcept {
-  std::uint64_t differences = 0;
-  for (std::int64_t k = begin; k < count; ++k) {
-    const Record& r = stored[k];
-    const std::int64_t prev = p.prev_slots[first + k];
-    std::uint64_t expected_hash = hash_of(predecessors[k]);
-    expected_hash = prev < 0 ? hash::kAnchorHash : expected_hash;
-    expected_hash = prev == kPaddingSlot ? u64(r.prev_hash) : expected_hash;
-    differences |= u64(r.prev_hash) ^ expected_hash;
-    differences |= u64(r.position ^ p.positions[first + k]);
-    differences |= u64(r.real_kv_hash) ^ real_kv_hashes[k];
-    const std::int64_t token = p.check_tokens ? p.tokens[first + k] : kNoToken;
-    differences |= token == kNoToken ? 0 : u64(r.token ^ token);
-  }
-  return differences;
+#ifdef SERINUS_VECTOR_MULTIPLY
+using D8 = hn::FixedTag<std::uint64_t, 8>;
+using V8 = hn::Vec<D8>;
+using I8 = hn::RebindToSigned<D8>;
+
+// Eight records, a word of each in a vector.
+struct Records {
+  V8 token, position, prev_hash, real_kv_hash;
+};
+
+// The records of eight slots, from where they lie.
+HWY_INLINE Records load_records(const ContextParams& c, const std::int64_t* slots) {
+  const D8 d;
+  const auto record = [&](int k) HWY_ATTR {
+    const std::uint8_t* const at = c.records + slots[k] * c.stride;
+    return hn::LoadU(hn::Half<D8>(), reinterpret_cast<const std::uint64_t*>(at));
+  };
+  const auto two = [&](int k, int l) HWY_ATTR { return hn::Combine(d, record(l), record(k)); };
+  const V8 r04 = two(0, 4), r15 = two(1, 5), r26 = two(2, 6), r37 = two(3, 7);
+  // In blocks of two lanes: tokens 0 1, hashes 0 1, tokens 4 5, hashes 4 5; the same of 2 3 6 7.
+  const V8 low_0145 = hn::InterleaveLower(d, r04, r15), low_2367 = hn::InterleaveLower(d, r26, r37);
+  const V8 up_0145 = hn::InterleaveUpper(d, r04, r15), up_2367 = hn::InterleaveUpper(d, r26, r37);
+  const auto even = [](V8 a, V8 b)
+                        HWY_ATTR { return hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a); };
+  const auto odd = [](V8 a, V8 b)
+                       HWY_ATTR { return hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a)); };
+  return {.token = even(low_0145, low_2367),
+          .position = even(up_0145, up_2367),
+          .prev_hash = odd(low_0145, low_2367),
+          .real_kv_hash = odd(up_0145, up_2367)};
 }
 
-bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
-               const Record* predecessors, const std::uint64_t* real_kv_hashes) {
+HWY_INLINE V8 hashes_of(const Records& r) {
+  const auto multiplied = [](V8 x) HWY_ATTR {
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<30>(x)), hn::Set(D8(), hash::kMul1));
+    return hn::Mul(hn::Xor(x, hn::ShiftRight<27>(x)), hn::Set(D8(), hash::kMul2));
+  };
+  V8 x = multiplied(r.prev_hash);
+  x = multiplied(hn::Xor3(x, hn::ShiftRight<31>(x), r.token));
+  x = multiplied(hn::Xor3(x, hn::ShiftRight<31>(x), r.position));
+  return hn::Xor(x, hn::ShiftRight<31>(x));
+}
+#endif
+
+// Where kAChain, an entry's predecessor is the entry before it, whose hash is at hand.
+template <bool kAChain>
+bool any_fault_in(const VerifyParams& p, std::int64_t first, std::int64_t count,
+                  const std::uint64_t* real_kv_hashes, VerifyAhead& ahead) {
+  const ContextParams& c = p.context;
+  const std::int64_t* const slots = p.slots + first;
+  const std::int64_t* const prev_slots = p.prev_slots + first;
+  const auto predecessor = [&](std::int64_t k) {
+    return prev_slots[k] > 0 ? hash_of(load(c, prev_slots[k])) : 0;
+  };
+  std::uint64_t before = predecessor(0);
   std::int64_t k = 0;
 #ifdef SERINUS_VECTOR_MULTIPLY
-  const hn::ScalableTag<std::uint64_t> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto mul1 = hn::Set(d, hash::kMul1);
-  const auto mul2 = hn::Set(d, hash::kMul2);
-  const auto anchor = hn::Set(d, hash::kAnchorHash);
-  const auto splitmix64 = [&](auto x) HWY_ATTR {
-    x = hn::Mul(hn::Xor(x, hn::ShiftRight<30>(x)), mul1);
-    x = hn::Mul(hn::Xor(x, hn::ShiftRight<27>(x)), mul2);
-    return hn::Xor(x, hn::ShiftRight<31>(x));
-  };
-  const auto list = [&](const std::int64_t* v) HWY_ATTR { return hn::LoadU(di, v + first + k); };
-  auto differences = hn::Zero(d);
-  for (; k + lanes <= count; k += lanes) {
-    hn::Vec<decltype(d)> token, position, prev_hash, real_kv_hash, p_token, p_position, p_prev,
-        p_kv;
-    hn::LoadInterleaved4(d, reinterpret_cast<const std::uint64_t*>(predecessors + k), p_token,
-                         p_position, p_prev, p_kv);
-    hn::LoadInterleaved4(d, reinterpret_cast<const std::uint64_t*>(stored + k), token, position,
-                         prev_hash, real_kv_hash);
-    const auto prev = list(p.prev_slots);
-    auto expected =
-        splitmix64(hn::Xor(splitmix64(hn::Xor(splitmix64(p_prev), p_token)), p_position));
-    expected = hn::IfThenElse(hn::RebindMask(d, hn::Lt(prev, hn::Zero(di))), anchor, expected);
-    expected = hn::IfThenElse(hn::RebindMask(d, hn::Eq(prev, hn::Zero(di))), prev_hash, expected);
-    differences = hn::Or(differences, hn::Xor(prev_hash, expected));
-    differences = hn::Or(differences, hn::Xor(position, hn::BitCast(d, list(p.positions))));
-    differences = hn::Or(differences, hn::Xor(real_kv_hash, hn::LoadU(d, real_kv_hashes + k)));
-    if (p.check_tokens) {
-      const auto want = list(p.tokens);
+  const D8 d;
+  const I8 di;
+  const std::int64_t* const tokens = p.check_tokens ? p.tokens + first : nullptr;
+  const std::int64_t* const positions = p.positions + first;
+  const auto from_lane_before =
+      hn::SetTableIndices(d, std::array<std::int64_t, 8>{7, 0, 1, 2, 3, 4, 5, 6}.data());
+  const auto lane_0 = hn::FirstN(d, 1);
+  const auto none = hn::Zero(di);
+  V8 shifted_before = hn::Set(d, before);
+  V8 differences = hn::Zero(d);
+  for (; k + 8 <= count; k += 8) {
+    ahead.at(first + k);
+    const Records r = load_records(c, slots + k);
+    const auto prev = hn::LoadU(di, prev_slots + k);
+    V8 expected;
+    if constexpr (kAChain) {
+      const V8 shifted = hn::TableLookupLanes(hashes_of(r), from_lane_before);
+      expected = hn::IfThenElse(lane_0, shifted_before, shifted);
+      shifted_before = shifted;
+    } else {
+      std::int64_t existing[8];
+      hn::StoreU(hn::Max(prev, none), di, existing);
+      expected = hashes_of(load_records(c, existing));
+    }
+    expected = hn::IfThenElse(hn::RebindMask(d, hn::Lt(prev, none)), hn::Set(d, hash::kAnchorHash),
+                              expected);
+    expected = hn::IfThenElse(hn::RebindMask(d, hn::Eq(prev, none)), r.prev_hash, expected);
+    differences = hn::Or(differences, hn::Xor(r.prev_hash, expected));
+    differences =
+        hn::Or(differences, hn::Xor(r.position, hn::BitCast(d, hn::LoadU(di, positions + k))));
+    differences = hn::Or(differences, hn::Xor(r.real_kv_hash, hn::LoadU(d, real_kv_hashes + k)));
+    if (tokens != nullptr) {
+      const auto want = hn::LoadU(di, tokens + k);
       const auto known = hn::RebindMask(d, hn::Ne(want, hn::Set(di, kNoToken)));
       differences =
-          hn::Or(differences, hn::IfThenElseZero(known, hn::Xor(token, hn::BitCast(d, want))));
+          hn::Or(differences, hn::IfThenElseZero(known, hn::Xor(r.token, hn::BitCast(d, want))));
     }
   }
   if (!hn::AllTrue(d, hn::Eq(differences, hn::Zero(d)))) return true;
+  before = hn::GetLane(shifted_before);
 #endif
-  return differences_one_by_one(p, first, k, count, stored, predecessors, real_kv_hashes) != 0;
+  for (; k < count; ++k) {
+    if (k % VerifyAhead::kStep == 0) ahead.at(first + k);
+    const Record r = load(c, slots[k]);
+    if (!kAChain) before = predecessor(k);
+    if (judge(p, first + k, r, before, real_kv_hashes[k]).fail_reason_bits != 0) return true;
+    before = hash_of(r);
+  }
+  return false;
+}
+
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, bool a_chain,
+               const std::uint64_t* real_kv_hashes, VerifyAhead& ahead) {
+  return a_chain ? any_fault_in<true>(p, first, count, real_kv_hashes, ahead)
+                 : any_fault_in<false>(p, first, count, real_kv_hashes, ahead);
 }
 
 #ifdef SERINUS_VECTOR_MULTIPLY
@@ -116,10 +169,14 @@ class Chain {
   explicit Chain(std::uint64_t hash)
       : x_(hn::Set(D(), hash ^ hash >> 31 ^ hash >> 62)) {}  // that xor-shift undone
   std::uint64_t hash() const { return hn::GetLane(hn::Xor(x_, hn::ShiftRight<31>(x_))); }
-  void add(std::int64_t token, std::int64_t position) {
-    multiply(joined(x_));
-    multiply(joined(with(token)));
-    multiply(joined(with(position)));
+  /// What add() takes: known long before it is needed, and there are two shifters for all.
+  static std::uint64_t word(std::int64_t token_or_position) {
+    return u64(token_or_position) ^ u64(token_or_position) >> 30;
+  }
+  void add(std::uint64_t token_word, std::uint64_t position_word) {
+    multiply(hn::Xor(x_by_0_30_31(), x_by_61()));
+    multiply(hn::Xor3(x_by_0_30_31(), x_by_61(), hn::Set(D(), token_word)));
+    multiply(hn::Xor3(x_by_0_30_31(), x_by_61(), hn::Set(D(), position_word)));
   }
 
  private:
@@ -127,15 +184,9 @@ class Chain {
   using D = hn::FixedTag<std::uint64_t, 2>;
   using V = hn::Vec<D>;
 
-  V with(std::int64_t word) const {
-    const V b = hn::Set(D(), u64(word));
-    return hn::Xor3(x_, b, hn::ShiftRight<30>(b));
-  }
-  // x >> 61 comes from x >> 31: it is needed last, and two shifts a cycle is what there is.
-  V joined(V x_and_b) const {
-    const V by_31 = hn::ShiftRight<31>(x_);
-    return hn::Xor(hn::Xor3(x_and_b, by_31, hn::ShiftRight<30>(x_)), hn::ShiftRight<30>(by_31));
-  }
+  V x_by_0_30_31() const { return hn::Xor3(x_, hn::ShiftRight<30>(x_), hn::ShiftRight<31>(x_)); }
+  // It is needed last, and two shifts a cycle is what there is: so it comes from x >> 31.
+  V x_by_61() const { return hn::ShiftRight<30>(hn::ShiftRight<31>(x_)); }
   void multiply(V z) {
     z = hn::Mul(z, hn::Set(D(), hash::kMul1));
     x_ = hn::Mul(hn::Xor(z, hn::ShiftRight<27>(z)), hn::Set(D(), hash::kMul2));
@@ -148,8 +199,9 @@ class Chain {
  public:
   explicit Chain(std::uint64_t hash) : hash_(hash) {}
   std::uint64_t hash() const { return hash_; }
-  void add(std::int64_t token, std::int64_t position) {
-    hash_ = hash::mix3(hash_, u64(token), u64(position));
+  static std::uint64_t word(std::int64_t token_or_position) { return u64(token_or_position); }
+  void add(std::uint64_t token_word, std::uint64_t position_word) {
+    hash_ = hash::mix3(hash_, token_word, position_word);
   }
 
  private:
@@ -168,17 +220,26 @@ StampedRun stamp_run(const WriteParams& p, std::int64_t begin, std::int64_t end,
   Chain running(chain);
   StampedRun run;
   WriteAhead ahead(p, begin, end);
-  for (std::int64_t i = begin; i < end; ++i) {
-    ahead.at(i);
-    if (slots[i] < 0) continue;
-    ++run.entries;
-    if (slots[i] >= context.num_slots) {
-      ++run.out_of_range;
-      continue;
+  alignas(64) std::uint64_t token_words[kGroup], position_words[kGroup];
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t count = std::min(kGroup, end - i);
+    for (std::int64_t k = 0; k < count; ++k) {
+      token_words[k] = Chain::word(tokens[i + k]);
+      position_words[k] = Chain::word(positions[i + k]);
     }
-    store(context, slots[i],
-          {.token = tokens[i], .position = positions[i], .prev_hash = i64(running.hash())});
-    running.add(tokens[i], positions[i]);
+    for (std::int64_t k = 0; k < count; ++k, ++i) {
+      ahead.at(i);
+      if (!within(slots[i], context.num_slots)) [[unlikely]] {
+        if (slots[i] < 0) continue;
+        ++run.entries;
+        ++run.out_of_range;
+        continue;
+      }
+      ++run.entries;
+      store(context, slots[i],
+            {.token = tokens[i], .position = positions[i], .prev_hash = i64(running.hash())});
+      running.add(token_words[k], position_words[k]);
+    }
   }
   return run;
 }
@@ -207,12 +268,12 @@ GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t c
 #endif
 }
 
-bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
-               const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept {
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, bool a_chain,
+               const std::uint64_t* real_kv_hashes, VerifyAhead& ahead) noexcept {
 #ifdef SERINUS_HIGHWAY
-  return HWY_DYNAMIC_DISPATCH(any_fault)(p, first, count, stored, predecessors, real_kv_hashes);
+  return HWY_DYNAMIC_DISPATCH(any_fault)(p, first, count, a_chain, real_kv_hashes, ahead);
 #else
-  return portable::any_fault(p, first, count, stored, predecessors, real_kv_hashes);
+  return portable::any_fault(p, first, count, a_chain, real_kv_hashes, ahead);
 #endif
 }
 

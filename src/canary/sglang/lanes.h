@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "canary/sglang/look_ahead.h"
 #include "canary/sglang/params.h"
 
 namespace serinus::canary::sglang {
@@ -14,10 +15,10 @@ struct GroupShape {
 };
 GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t count) noexcept;
 
-/// Whether verify would find anything wrong with entries first, first + 1, ... of the plan, given
-/// their records, their predecessors' and the fingerprints of their bytes.
-bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, const Record* stored,
-               const Record* predecessors, const std::uint64_t* real_kv_hashes) noexcept;
+/// Whether verify would find anything wrong with entries first, first + 1, ... of the plan, all of
+/// them checked, given the fingerprints of their bytes.
+bool any_fault(const VerifyParams& p, std::int64_t first, std::int64_t count, bool a_chain,
+               const std::uint64_t* real_kv_hashes, VerifyAhead& ahead) noexcept;
 
 /// What became of a run of entries.
 struct StampedRun {

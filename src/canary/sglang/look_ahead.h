@@ -38,37 +38,69 @@ class PagesAhead {
   }
 
   /// Before entry i is touched, for every one of them in turn.
-  void at(std::int64_t i) noexcept {
-    if (i + kDistance < end_) note(i + kDistance);
-  }
+  void at(std::int64_t i) noexcept { note(i + kDistance); }
 
  private:
   static constexpr std::int64_t kDistance = 1024;  // entries: kAtOnce pages of 64 slots
   static constexpr int kAtOnce = 16;
   static constexpr int kPageBits = 12;
-  // With fewer entries a page than this, as many walks as can be are under way already.
-  static constexpr std::int64_t kFewest = 4;
+  // Looking at every entry costs more than it brings.
+  static constexpr std::int64_t kEvery = 8;
 
   void note(std::int64_t i) noexcept {
+    if (i % kEvery != 0 || i + 1 >= end_) return;
     const std::uintptr_t record = address_of_(slots_[i]);
-    if (record >> kPageBits == last_page_) return;
-    last_page_ = record >> kPageBits;
+    const std::uintptr_t page = record >> kPageBits;
+    // Where the next entry lies elsewhere, as many walks as can be are under way already.
+    if (page == last_page_ || page != address_of_(slots_[i + 1]) >> kPageBits) return;
+    last_page_ = page;
     noted_[count_++] = record;
     if (count_ < kAtOnce) return;
     count_ = 0;
-    if (i - last_asked_ >= kFewest * kAtOnce) {
-      for (const std::uintptr_t noted : noted_) prefetch<0>(noted);
-    }
-    last_asked_ = i;
+    for (const std::uintptr_t noted : noted_) prefetch<0>(noted);
   }
 
   Addresses address_of_;
   const std::int64_t* slots_;
   std::int64_t end_;
   std::uintptr_t last_page_ = 0;
-  std::int64_t last_asked_ = 0;  // entry at which noted_ was full
   int count_ = 0;
   std::uintptr_t noted_[kAtOnce];
+};
+
+/// For a walk along the entries of a plan that is verified, kStep at a time.
+class VerifyAhead {
+ public:
+  static constexpr std::int64_t kStep = 8;
+
+  VerifyAhead(const VerifyParams& p, std::int64_t begin, std::int64_t end) noexcept
+      : pages_(p.context, p.slots, begin, end),
+        address_of_(p.context),
+        slots_(p.slots),
+        prev_slots_(p.prev_slots),
+        end_(end) {}
+
+  /// Before entries i, i + 1, ... are verified. An address out of the buffer is not dereferenced,
+  /// so none is refused here.
+  void at(std::int64_t i) noexcept {
+    pages_.at(i);
+    const std::int64_t next = i + kLines;
+    if (next + kStep > end_) return;
+    const std::int64_t* const slots = slots_ + next;
+    const std::int64_t* const prev_slots = prev_slots_ + next;
+    for (int k = 0; k < kStep; ++k) prefetch<0>(address_of_(slots[k]));
+    std::int64_t elsewhere = 0;
+    for (int k = 0; k < kStep; ++k) elsewhere |= prev_slots[k] ^ slots[k - 1];
+    if (elsewhere == 0) return;  // predecessors are the records just asked for
+    for (int k = 0; k < kStep; ++k) prefetch<0>(address_of_(prev_slots[k]));
+  }
+
+ private:
+  static constexpr std::int64_t kLines = 32;
+  PagesAhead pages_;
+  Addresses address_of_;
+  const std::int64_t *slots_, *prev_slots_;
+  std::int64_t end_;
 };
 
 /// For a walk along entries [begin, end) of a write. Holds all that it needs: the compiler must
@@ -79,28 +111,19 @@ class WriteAhead {
       : pages_(p.context, p.slots, begin, end),
         address_of_(p.context),
         slots_(p.slots),
-        tokens_(p.tokens),
-        positions_(p.positions),
         end_(end) {}
 
   /// Before entry i is stamped.
   void at(std::int64_t i) noexcept {
     pages_.at(i);
     if (i + kLines < end_) prefetch<1>(address_of_(slots_[i + kLines]));
-    if (i + kInputs < end_) {
-      __builtin_prefetch(slots_ + i + kInputs);
-      __builtin_prefetch(tokens_ + i + kInputs);
-      __builtin_prefetch(positions_ + i + kInputs);
-    }
   }
 
  private:
   static constexpr std::int64_t kLines = 32;
-  // The CPU's own look-ahead along the inputs stops at the end of each memory page.
-  static constexpr std::int64_t kInputs = 512;
   PagesAhead pages_;
   Addresses address_of_;
-  const std::int64_t *slots_, *tokens_, *positions_;
+  const std::int64_t* slots_;
   std::int64_t end_;
 };
 

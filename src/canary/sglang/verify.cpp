@@ -13,9 +13,6 @@ namespace serinus::canary::sglang {
 namespace {
 
 constexpr std::int64_t kGrain = 16384;  // entries a thread takes at a time
-// Entries between asking for a record and loading it. More than this many lines under way at once
-// are not asked for in earnest: the request is dropped, and costs more than none.
-constexpr std::int64_t kAhead = 24;
 
 void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
                  const Record& predecessor, std::uint64_t real_kv_hash, Tally& tally) {
@@ -24,34 +21,15 @@ void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
   if (row.fail_reason_bits != 0) tally.add(row);
 }
 
-// Asks for the records of the entry kAhead further on. An address out of the buffer is not
-// dereferenced, so none is refused here.
-void look_ahead(const VerifyParams& p, std::int64_t i, std::int64_t end) noexcept {
-  const std::int64_t next = i + kAhead;
-  if (next >= end) return;
-  const Addresses address_of(p.context);
-  prefetch<0>(address_of(p.slots[next]));
-  // Along a chain the predecessor's record is the one just asked for.
-  if (p.prev_slots[next] != p.slots[next - 1]) prefetch<0>(address_of(p.prev_slots[next]));
-}
-
-// What a group of entries is loaded into. Made once a range: filling it with zeros takes as long as
-// a group's loads.
-struct Scratch {
-  Record chain[kGroup + 1];  // the first entry's predecessor, then the entries
-  Record others[kGroup];     // predecessors, where they are not a chain
-  std::uint64_t hashes[kGroup] = {};
-  bool ok[kGroup];
-};
-
-// Verifies a group of entries. Their records are loaded first, all at once, so that the misses
-// overlap; then they are checked.
-void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count, std::int64_t end,
-                  Scratch& scratch, PagesAhead& pages, Tally& tally) {
+// Verifies entries [first, first + count) of the plan, at most kGroup. Only where something is
+// wrong with one of them are they looked at one by one.
+void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count, VerifyAhead& ahead,
+                  Tally& tally) {
   const ContextParams& c = p.context;
   const GroupShape shape = group_shape(p, first, count);
-  bool skips = !shape.all_checked;
-  auto& [chain, others, hashes, ok] = scratch;
+  bool all_checked = shape.all_checked;
+  std::uint64_t hashes[kGroup] = {};
+  bool ok[kGroup];
   if (c.num_sources > 0) {
     std::int64_t slots[kGroup] = {};
     for (std::int64_t k = 0; k < count; ++k) {
@@ -59,26 +37,9 @@ void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count,
       slots[k] = slot == kPaddingSlot ? -1 : slot;
     }
     fold(c, slots, count, hashes, ok);
-    for (std::int64_t k = 0; k < count; ++k) skips |= !ok[k];
+    for (std::int64_t k = 0; k < count; ++k) all_checked &= ok[k];
   }
-
-  const Record* const stored = chain + 1;
-  const Record* predecessors = chain;
-  if (!skips) {
-    const std::int64_t prev = p.prev_slots[first];
-    chain[0] = prev > 0 ? load(c, prev) : Record{};
-    for (std::int64_t k = 0; k < count; ++k) {
-      pages.at(first + k);
-      look_ahead(p, first + k, end);
-      copy(c, p.slots[first + k], chain[k + 1]);
-    }
-    if (!shape.a_chain) {
-      for (std::int64_t k = 0; k < count; ++k)
-        copy(c, std::max(p.prev_slots[first + k], kPaddingSlot), others[k]);
-      predecessors = others;
-    }
-    if (!any_fault(p, first, count, stored, predecessors, hashes)) return;
-  }
+  if (all_checked && !any_fault(p, first, count, shape.a_chain, hashes, ahead)) return;
   for (std::int64_t k = 0; k < count; ++k) {
     const std::int64_t slot = p.slots[first + k];
     const std::int64_t prev = p.prev_slots[first + k];
@@ -91,23 +52,12 @@ void verify_group(const VerifyParams& p, std::int64_t first, std::int64_t count,
   }
 }
 
-// While a group is checked memory waits, so smaller groups are better; but where every entry lies
-// on another page, a larger one has more page walks under way at once (19 instead of 23 ns an
-// entry).
-std::int64_t group_size(const VerifyParams& p, std::int64_t i, std::int64_t end) {
-  const bool in_order = i + 1 < end && p.slots[i + 1] == i64(u64(p.slots[i]) + 1);
-  return in_order ? kGroup / 2 : kGroup;
-}
-
 void verify_range(const VerifyParams& p, std::int64_t begin, std::int64_t end, Tally& tally) {
   tally.entries = end - begin;
-  Scratch scratch;
   // Beyond the range: the next one is often this thread's, too.
-  PagesAhead pages(p.context, p.slots, begin, count_of(*p.num_valid, p.capacity));
-  for (std::int64_t i = begin, count = 0; i < end; i += count) {
-    count = std::min(group_size(p, i, end), end - i);
-    verify_group(p, i, count, end, scratch, pages, tally);
-  }
+  VerifyAhead ahead(p, begin, count_of(*p.num_valid, p.capacity));
+  for (std::int64_t i = begin; i < end; i += kGroup)
+    verify_group(p, i, std::min(kGroup, end - i), ahead, tally);
 }
 
 void run_verify(const VerifyParams& p, int threads) {
