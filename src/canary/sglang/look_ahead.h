@@ -40,8 +40,9 @@ class PagesAhead {
   /// Before entry i is touched, for every one of them in turn.
   void at(std::int64_t i) noexcept { note(i + kDistance); }
 
+  static constexpr std::int64_t kDistance = 1024;  ///< entries: kAtOnce pages of 64 slots
+
  private:
-  static constexpr std::int64_t kDistance = 1024;  // entries: kAtOnce pages of 64 slots
   static constexpr int kAtOnce = 16;
   static constexpr int kPageBits = 12;
   // Looking at every entry costs more than it brings.
@@ -78,12 +79,17 @@ class VerifyAhead {
         address_of_(p.context),
         slots_(p.slots),
         prev_slots_(p.prev_slots),
+        tokens_(p.tokens),
+        positions_(p.positions),
         end_(end) {}
 
   /// Before entries i, i + 1, ... are verified. An address out of the buffer is not dereferenced,
   /// so none is refused here.
   void at(std::int64_t i) noexcept {
     pages_.at(i);
+    __builtin_prefetch(slots_ + i + PagesAhead::kDistance + kInputs);
+    for (const std::int64_t* const array : {prev_slots_, tokens_, positions_})
+      __builtin_prefetch(array + i + kInputs);
     const std::int64_t next = i + kLines;
     if (next + kStep > end_) return;
     const std::int64_t* const slots = slots_ + next;
@@ -97,9 +103,11 @@ class VerifyAhead {
 
  private:
   static constexpr std::int64_t kLines = 32;
+  // The CPU's own look-ahead along the inputs stops at the end of each memory page.
+  static constexpr std::int64_t kInputs = 512;
   PagesAhead pages_;
   Addresses address_of_;
-  const std::int64_t *slots_, *prev_slots_;
+  const std::int64_t *slots_, *prev_slots_, *tokens_, *positions_;
   std::int64_t end_;
 };
 
