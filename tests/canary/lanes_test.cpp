@@ -3,31 +3,58 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <random>
+#include <type_traits>
+#include <utility>
 
 #include "canary/serinus/hash.h"
 
 namespace serinus::canary {
 namespace {
 
+// A group of records in slots without order.
 struct Stretch {
   explicit Stretch(std::mt19937_64& rng) : position(static_cast<std::uint32_t>(rng() >> 33)) {
-    std::uint64_t h = rng() % hash::kP + 1;
-    group.chains[0] = h;
+    const auto owner = static_cast<std::uint32_t>(rng()),
+               generation = static_cast<std::uint32_t>(rng());
+    std::iota(slots.begin(), slots.end(), 0);
+    std::ranges::shuffle(slots, rng);
+    std::uint64_t h = before = rng() % hash::kP + 1;
     for (std::int64_t k = 0; k < kGroup; ++k) {
       const auto token = static_cast<std::uint32_t>(rng() >> (rng() % 2 == 0 ? 33 : 47));
       const auto place = position + static_cast<std::uint32_t>(k);
       h = hash::chain_value(hash::chain_step(h, hash::token_term(token, place)));
-      group.where[k] = std::uint64_t{place} << 32 | token;
-      group.chains[k + 1] = h;
+      record(k) = {token, place, owner, generation, h, rng()};
+      mark(k) = hash::mark(record(k));
       tokens[static_cast<std::size_t>(k)] = static_cast<std::int32_t>(token);
     }
   }
-  bool holds() const { return group_holds(group, position, tokens.data()); }
+  Record& record(std::int64_t k) { return records[slot(k)]; }
+  std::uint8_t& mark(std::int64_t k) { return marks[slot(k)]; }
+  std::size_t slot(std::int64_t k) const {
+    return static_cast<std::size_t>(slots[static_cast<std::size_t>(k)]);
+  }
+  bool holds(bool with_tokens = true) const {
+    std::uint64_t chain = before;
+    const bool found = group_holds({.records = records.data(),
+                                    .marks = marks.data(),
+                                    .slots = slots.data(),
+                                    .position = position,
+                                    .tokens = with_tokens ? tokens.data() : nullptr},
+                                   chain);
+    EXPECT_EQ(chain, found ? records[slot(kGroup - 1)].chain : before);
+    return found;
+  }
 
+  static constexpr std::size_t kSlots = kGroup + kLinesAhead;
   std::uint32_t position;
-  RecordGroup group;
+  std::uint64_t before;
+  std::array<Record, kSlots> records{};
+  std::array<std::uint8_t, kSlots> marks{};
+  std::array<std::int32_t, kSlots> slots;
   std::array<std::int32_t, kGroup> tokens;
 };
 
@@ -36,7 +63,7 @@ TEST(GroupHolds, SoundRecords) {
   for (int i = 0; i < 2000; ++i) {
     Stretch run(rng);
     ASSERT_TRUE(run.holds());
-    ASSERT_TRUE(group_holds(run.group, run.position, nullptr));
+    ASSERT_TRUE(run.holds(false));
     for (std::int32_t& t : run.tokens) t = rng() % 2 == 0 ? -1 - t : t;  // not known
     ASSERT_TRUE(run.holds());
   }
@@ -45,26 +72,33 @@ TEST(GroupHolds, SoundRecords) {
 TEST(GroupHolds, EveryBitOfEveryField) {
   std::mt19937_64 rng(2);
   Stretch run(rng);
-  const auto differs = [&](std::uint64_t& field) {
-    for (int bit = 0; bit < 64; ++bit) {
-      field ^= std::uint64_t{1} << bit;
+  const auto differs = [&](auto& field, int bits) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    for (int bit = 0; bit < bits; ++bit) {
+      const auto flip = static_cast<Field>(std::uint64_t{1} << bit);
+      field = static_cast<Field>(field ^ flip);
       EXPECT_FALSE(run.holds()) << bit;
-      field ^= std::uint64_t{1} << bit;
+      field = static_cast<Field>(field ^ flip);
     }
   };
-  for (std::uint64_t& w : run.group.where) differs(w);
-  for (std::uint64_t& c : run.group.chains) differs(c);
-  for (std::int32_t& t : run.tokens) {
-    for (int bit = 0; bit < 31; ++bit) {
-      t ^= 1 << bit;
-      EXPECT_FALSE(run.holds());
-      EXPECT_TRUE(group_holds(run.group, run.position, nullptr));
-      t ^= 1 << bit;
-    }
+  for (std::int64_t k = 0; k < kGroup; ++k) {
+    Record& r = run.record(k);
+    for (std::uint32_t* const field : {&r.token, &r.position, &r.owner, &r.generation})
+      differs(*field, 32);
+    differs(r.chain, 64);
+    differs(run.mark(k), 8);
+    std::int32_t& t = run.tokens[static_cast<std::size_t>(k)];
+    differs(t, 31);
+    t ^= 1;
+    EXPECT_TRUE(run.holds(false));
+    t ^= 1;
+    std::int32_t& slot = run.slots[static_cast<std::size_t>(k)];
+    slot = -slot - 1;  // there is none
+    EXPECT_FALSE(run.holds());
+    slot = -slot - 1;
   }
-  for (int bit = 0; bit < 32; ++bit) {
-    EXPECT_FALSE(group_holds(run.group, run.position ^ 1u << bit, nullptr));
-  }
+  differs(run.before, 61);
+  differs(run.position, 32);
   EXPECT_TRUE(run.holds());
 }
 
@@ -73,10 +107,9 @@ TEST(GroupHolds, NoChainIsZero) {
   std::mt19937_64 rng(3);
   Stretch run(rng);
   for (std::int64_t k = 0; k < kGroup; ++k) {
-    const std::uint64_t chain = run.group.chains[k + 1];
-    run.group.chains[k + 1] = 0;
+    const std::uint64_t chain = std::exchange(run.record(k).chain, 0);
     EXPECT_FALSE(run.holds()) << k;
-    run.group.chains[k + 1] = chain;
+    run.record(k).chain = chain;
   }
 }
 

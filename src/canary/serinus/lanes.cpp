@@ -6,15 +6,15 @@
 #define HWY_TARGET_INCLUDE "canary/serinus/lanes.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "canary/gather-inl.h"
 #endif
+
+#include <algorithm>
+#include <cstdint>
 
 #include "canary/serinus/hash.h"
 #include "canary/serinus/lanes.h"
-
-#undef SERINUS_VECTOR_MULTIPLY
-#if defined(SERINUS_HIGHWAY) && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-#define SERINUS_VECTOR_MULTIPLY
-#endif
 
 #ifdef SERINUS_HIGHWAY
 HWY_BEFORE_NAMESPACE();
@@ -24,13 +24,16 @@ namespace hn = hwy::HWY_NAMESPACE;  // NOLINT(misc-unused-alias-decls): used in 
 namespace serinus::canary::portable {
 #endif
 
+std::uint64_t who(const Record& r) {
+  return std::uint64_t{r.generation} << 32 | r.owner;
+}
+
 #ifdef SERINUS_VECTOR_MULTIPLY
 
-bool group_holds(const RecordGroup& group, std::uint32_t position, const std::int32_t* tokens) {
-  const hn::CappedTag<std::uint64_t, kGroup> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::int32_t, decltype(d)> d32;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+bool group_holds(const RecordGroup& group, std::uint64_t& chain) {
+  const D8 d;
+  const hn::RebindToSigned<D8> di;
+  const hn::Rebind<std::int32_t, D8> d32;
   const auto set = [&](std::uint64_t x) HWY_ATTR { return hn::Set(d, x); };
   const auto low = set(0xFFFFFFFFu);
   const auto fold = [&](auto x) HWY_ATTR {
@@ -43,11 +46,24 @@ bool group_holds(const RecordGroup& group, std::uint32_t position, const std::in
     const hn::Repartition<std::uint32_t, decltype(d)> halves;
     return hn::MulEven(hn::BitCast(halves, a), hn::BitCast(halves, b));
   };
+  std::int32_t none = 0;
+  for (std::int64_t k = 0; k < kGroup; ++k) none |= group.slots[k];
+  if (none < 0) return false;
+  const Record& first = group.records[group.slots[0]];
+  const auto first_who = set(who(first));
+  const std::uint8_t mark = hash::mark(first);
+  std::uint32_t other_marks = 0;
+  LaneBefore chain_before(chain);
   auto bad = hn::Zero(d);
-  for (std::int64_t k = 0; k < kGroup; k += lanes) {
-    const auto where = hn::LoadU(d, group.where + k);
-    const auto before = hn::LoadU(d, group.chains + k);
-    const auto chain = hn::LoadU(d, group.chains + k + 1);
+  for (std::int64_t k = 0; k < kGroup; k += 8) {
+    for (std::int64_t lane = 0; lane < 8; ++lane) group.ask_for(k + lane + kLinesAhead);
+    const std::int32_t* const slots = group.slots + k;
+    for (int lane = 0; lane < 8; ++lane)
+      other_marks |= static_cast<std::uint32_t>(group.marks[slots[lane]] ^ mark);
+    const Words words = gather([&](int lane) HWY_ATTR { return group.records + slots[lane]; });
+    const V8 where = words.first, now_stored = words.third;
+    bad = hn::Or(bad, hn::Xor(words.second, first_who));
+    const V8 before = chain_before(now_stored);
     auto x = hn::Add(where, set(0x9E3779B97F4A7C15u));
     x = hn::Mul(hn::Xor(x, hn::ShiftRight<30>(x)), set(0xBF58476D1CE4E5B9u));
     x = hn::Mul(hn::Xor(x, hn::ShiftRight<27>(x)), set(0x94D049BB133111EBu));
@@ -60,35 +76,47 @@ bool group_holds(const RecordGroup& group, std::uint32_t position, const std::in
     const auto quotient = hn::Add(hn::Add(product(high, r_high), hn::ShiftRight<32>(low_high)),
                                   hn::ShiftRight<32>(mid));
     const auto now = fold(hn::Add(quotient, hn::Add(hn::ShiftRight<3>(rest), term)));
-    bad = hn::Or(bad, hn::Xor(now, chain));
-    bad = hn::Or(bad, hn::VecFromMask(d, hn::Eq(chain, hn::Zero(d))));
-    const auto places = hn::Iota(d, std::uint64_t{position} + static_cast<std::uint64_t>(k));
+    bad = hn::Or(bad, hn::Xor(now, now_stored));
+    bad = hn::Or(bad, hn::VecFromMask(d, hn::Eq(now_stored, hn::Zero(d))));
+    const auto places = hn::Iota(d, std::uint64_t{group.position} + static_cast<std::uint64_t>(k));
     bad = hn::Or(bad, hn::Xor(hn::ShiftRight<32>(where), places));
-    if (tokens != nullptr) {
-      const auto want = hn::PromoteTo(di, hn::LoadU(d32, tokens + k));
+    if (group.tokens != nullptr) {
+      const auto want = hn::PromoteTo(di, hn::LoadU(d32, group.tokens + k));
       const auto unknown = hn::RebindMask(d, hn::Lt(want, hn::Zero(di)));
       const auto differs = hn::Xor(hn::And(where, low), hn::BitCast(d, want));
       bad = hn::Or(bad, hn::IfThenZeroElse(unknown, differs));
     }
   }
-  return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
+  if (other_marks != 0 || !hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)))) return false;
+  chain = chain_before.last();
+  return true;
 }
 
 #else
 
-bool group_holds(const RecordGroup& group, std::uint32_t position, const std::int32_t* tokens) {
-  std::uint64_t bad = 0;
+bool group_holds(const RecordGroup& group, std::uint64_t& chain) {
+  if (group.slots[0] < 0) return false;
+  const Record& first = group.records[group.slots[0]];
+  const std::uint8_t mark = hash::mark(first);
+  std::uint64_t bad = 0, before = chain;
+  std::int32_t none = 0;
   for (std::int64_t k = 0; k < kGroup; ++k) {
-    const std::uint64_t where = group.where[k], chain = group.chains[k + 1];
-    const auto token = static_cast<std::uint32_t>(where);
-    const auto place = static_cast<std::uint32_t>(where >> 32);
+    group.ask_for(k + kLinesAhead);
+    none |= group.slots[k];
+    const std::int32_t slot = std::max(group.slots[k], 0);
+    const Record& r = group.records[slot];
     const std::uint64_t now =
-        hash::fold(hash::chain_step(group.chains[k], hash::token_term(token, place)));
-    bad |= (now ^ chain) | std::uint64_t{chain == 0};
-    bad |= place ^ (std::uint64_t{position} + static_cast<std::uint64_t>(k));
-    if (tokens != nullptr && tokens[k] >= 0) bad |= token ^ static_cast<std::uint32_t>(tokens[k]);
+        hash::fold(hash::chain_step(before, hash::token_term(r.token, r.position)));
+    bad |= (who(r) ^ who(first)) | static_cast<std::uint64_t>(group.marks[slot] ^ mark);
+    bad |= (now ^ r.chain) | std::uint64_t{r.chain == 0};
+    bad |= r.position ^ (std::uint64_t{group.position} + static_cast<std::uint64_t>(k));
+    if (group.tokens != nullptr && group.tokens[k] >= 0)
+      bad |= r.token ^ static_cast<std::uint32_t>(group.tokens[k]);
+    before = r.chain;
   }
-  return bad == 0;
+  if (none < 0 || bad != 0) return false;
+  chain = before;
+  return true;
 }
 
 #endif
@@ -107,12 +135,11 @@ namespace serinus::canary {
 HWY_EXPORT(group_holds);
 #endif
 
-bool group_holds(const RecordGroup& group, std::uint32_t position,
-                 const std::int32_t* tokens) noexcept {
+bool group_holds(const RecordGroup& group, std::uint64_t& chain) noexcept {
 #ifdef SERINUS_HIGHWAY
-  return HWY_DYNAMIC_DISPATCH(group_holds)(group, position, tokens);
+  return HWY_DYNAMIC_DISPATCH(group_holds)(group, chain);
 #else
-  return portable::group_holds(group, position, tokens);
+  return portable::group_holds(group, chain);
 #endif
 }
 

@@ -11,7 +11,6 @@ namespace serinus::canary {
 namespace {
 
 constexpr std::int64_t kChunk = 256;  ///< cells that are translated, and bytes compared, at once
-constexpr std::int64_t kLinesAhead = 32;  ///< cells between asking for a record and reading it
 
 using Before = ChainBefore;
 
@@ -26,9 +25,6 @@ struct SoundRun {
   const std::int32_t* tokens;  ///< of the row, where any are known
   std::int64_t token_stride, token_offset, valid;
 
-  static std::uint64_t who(const Record& r) noexcept {
-    return std::uint64_t{r.generation} << 32 | r.owner;
-  }
   bool is_stranger(const Record& r) const noexcept {
     return (r.owner != owner) & !(attached & !newer(r.generation, epoch));
   }
@@ -51,43 +47,28 @@ struct SoundRun {
     return i;
   }
 
-  static void ask_for(const SoundRun& run, std::int32_t slot) noexcept {
-    // A slot of -1 asks for what lies before the array: that reads nothing.
-    __builtin_prefetch(run.records + slot);
-    __builtin_prefetch(run.marks + slot);
+  RecordGroup group_at(const std::int32_t* slots, std::int64_t cell) const {
+    return {.records = records,
+            .marks = marks,
+            .slots = slots,
+            .position = static_cast<std::uint32_t>(cell)};
   }
 
   /// Whether kGroup cells are sound that one owner wrote in one life, as most neighbours are. False
   /// where that is not so, or more has to be looked at.
   template <bool kTokens>
   bool group(const std::int32_t* slots, std::int64_t cell, Before& before) const {
-    const Record& first = records[std::max(slots[0], 0)];
-    const std::uint64_t first_who = who(first);
-    const std::uint8_t mark = hash::mark(first);
-    const std::int32_t* known = nullptr;
+    if (slots[0] < 0 || is_stranger(records[slots[0]])) return false;
+    RecordGroup g = group_at(slots, cell);
     if constexpr (kTokens) {
       const std::int64_t at = cell + token_offset;
       if (at < valid) {
         if (at < 0 || at + kGroup > valid || token_stride != 1) return false;
-        known = tokens + at;
+        g.tokens = tokens + at;
       }
     }
-    RecordGroup g;
-    g.chains[0] = before.chain;
-    std::uint64_t others = 0;
-    std::int32_t none = 0;
-    for (std::int64_t k = 0; k < kGroup; ++k) {
-      ask_for(*this, slots[k + kLinesAhead]);
-      none |= slots[k];
-      const std::int32_t slot = std::max(slots[k], 0);
-      const Record& r = records[slot];
-      g.where[k] = std::uint64_t{r.position} << 32 | r.token;
-      g.chains[k + 1] = r.chain;
-      others |= (who(r) ^ first_who) | static_cast<std::uint64_t>(marks[slot] ^ mark);
-    }
-    if (none < 0 || others != 0 || is_stranger(first)) return false;
-    if (!group_holds(g, static_cast<std::uint32_t>(cell), known)) return false;
-    before = {true, g.chains[kGroup], slots[kGroup - 1]};
+    if (!group_holds(g, before.chain)) return false;
+    before = {true, before.chain, slots[kGroup - 1]};
     return true;
   }
 
@@ -96,9 +77,10 @@ struct SoundRun {
                           Before& before) const {
     std::uint64_t chain = before.chain;
     bool usable = before.usable;
+    const RecordGroup ahead = group_at(slots, cell);
     std::int64_t i = 0;
     for (; i < n; ++i) {
-      ask_for(*this, slots[i + kLinesAhead]);
+      ahead.ask_for(i + kLinesAhead);
       const std::int32_t slot = slots[i];
       if (slot < 0) break;
       const Record& r = records[slot];

@@ -6,20 +6,16 @@
 #define HWY_TARGET_INCLUDE "canary/sglang/lanes.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "canary/gather-inl.h"
 #endif
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "canary/sglang/lanes.h"
 #include "canary/sglang/look_ahead.h"
 #include "canary/sglang/records.h"
-
-#undef SERINUS_VECTOR_MULTIPLY
-#if defined(SERINUS_HIGHWAY) && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-#define SERINUS_VECTOR_MULTIPLY
-#endif
 
 #ifdef SERINUS_HIGHWAY
 HWY_BEFORE_NAMESPACE();
@@ -47,8 +43,9 @@ GroupShape group_shape(const VerifyParams& p, std::int64_t first, std::int64_t c
 }
 
 #ifdef SERINUS_VECTOR_MULTIPLY
-using D8 = hn::FixedTag<std::uint64_t, 8>;
-using V8 = hn::Vec<D8>;
+using canary::HWY_NAMESPACE::D8;
+using canary::HWY_NAMESPACE::LaneBefore;
+using canary::HWY_NAMESPACE::V8;
 using I8 = hn::RebindToSigned<D8>;
 
 // Eight records, a word of each in a vector.
@@ -56,26 +53,10 @@ struct Records {
   V8 token, position, prev_hash, real_kv_hash;
 };
 
-// The records of eight slots, from where they lie.
 HWY_INLINE Records load_records(const ContextParams& c, const std::int64_t* slots) {
-  const D8 d;
-  const auto record = [&](int k) HWY_ATTR {
-    const std::uint8_t* const at = c.records + slots[k] * c.stride;
-    return hn::LoadU(hn::Half<D8>(), reinterpret_cast<const std::uint64_t*>(at));
-  };
-  const auto two = [&](int k, int l) HWY_ATTR { return hn::Combine(d, record(l), record(k)); };
-  const V8 r04 = two(0, 4), r15 = two(1, 5), r26 = two(2, 6), r37 = two(3, 7);
-  // In blocks of two lanes: tokens 0 1, hashes 0 1, tokens 4 5, hashes 4 5; the same of 2 3 6 7.
-  const V8 low_0145 = hn::InterleaveLower(d, r04, r15), low_2367 = hn::InterleaveLower(d, r26, r37);
-  const V8 up_0145 = hn::InterleaveUpper(d, r04, r15), up_2367 = hn::InterleaveUpper(d, r26, r37);
-  const auto even = [](V8 a, V8 b)
-                        HWY_ATTR { return hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a); };
-  const auto odd = [](V8 a, V8 b)
-                       HWY_ATTR { return hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a)); };
-  return {.token = even(low_0145, low_2367),
-          .position = even(up_0145, up_2367),
-          .prev_hash = odd(low_0145, low_2367),
-          .real_kv_hash = odd(up_0145, up_2367)};
+  const auto words = canary::HWY_NAMESPACE::gather(
+      [&](int k) HWY_ATTR { return c.records + slots[k] * c.stride; });
+  return {words.first, words.second, words.third, words.fourth};
 }
 
 HWY_INLINE V8 hashes_of(const Records& r) {
@@ -107,11 +88,8 @@ bool any_fault_in(const VerifyParams& p, std::int64_t first, std::int64_t count,
   const I8 di;
   const std::int64_t* const tokens = p.check_tokens ? p.tokens + first : nullptr;
   const std::int64_t* const positions = p.positions + first;
-  const auto from_lane_before =
-      hn::SetTableIndices(d, std::array<std::int64_t, 8>{7, 0, 1, 2, 3, 4, 5, 6}.data());
-  const auto lane_0 = hn::FirstN(d, 1);
   const auto none = hn::Zero(di);
-  V8 shifted_before = hn::Set(d, before);
+  LaneBefore lane_before(before);
   V8 differences = hn::Zero(d);
   for (; k + 8 <= count; k += 8) {
     ahead.at(first + k);
@@ -119,9 +97,7 @@ bool any_fault_in(const VerifyParams& p, std::int64_t first, std::int64_t count,
     const auto prev = hn::LoadU(di, prev_slots + k);
     V8 expected;
     if constexpr (kAChain) {
-      const V8 shifted = hn::TableLookupLanes(hashes_of(r), from_lane_before);
-      expected = hn::IfThenElse(lane_0, shifted_before, shifted);
-      shifted_before = shifted;
+      expected = lane_before(hashes_of(r));
     } else {
       std::int64_t existing[8];
       hn::StoreU(hn::Max(prev, none), di, existing);
@@ -142,7 +118,7 @@ bool any_fault_in(const VerifyParams& p, std::int64_t first, std::int64_t count,
     }
   }
   if (!hn::AllTrue(d, hn::Eq(differences, hn::Zero(d)))) return true;
-  before = hn::GetLane(shifted_before);
+  before = lane_before.last();
 #endif
   for (; k < count; ++k) {
     if (k % VerifyAhead::kStep == 0) ahead.at(first + k);
