@@ -247,6 +247,9 @@ struct VerifyOrWriteContext {
   /// a source (their own, their predecessor's, or their row's seed). They are skipped: counted in
   /// slot_run_counter, no row in the ring, nothing read or written.
   std::optional<TensorView> out_of_range_counter{};
+  /// int64 [capacity of the ring], beyond SGLang's interface: what each row is about, an entry of
+  /// the plan (verify) or a token of the input (write).
+  std::optional<TensorView> violation_entries{};
 };
 
 /// Checks every entry of the plan against the records: chain (from the predecessor's record),

@@ -12,7 +12,7 @@
 #include "canary/backend.h"
 #include "canary/serinus/pool.h"
 #include "canary/sglang/hash.h"
-#include "canary/sglang/kv_runs.h"
+#include "canary/sglang/monitored.h"
 
 namespace serinus::canary {
 
@@ -22,42 +22,6 @@ namespace sg = sglang;
 
 TensorView vector_view(std::span<const std::int64_t> s) {
   return {const_cast<std::int64_t*>(s.data()), DType::i64, {static_cast<std::int64_t>(s.size())}};
-}
-
-std::vector<sg::RealKvSource> real_kv_sources(const PoolSpec& spec) {
-  std::vector<sg::RealKvSource> sources;
-  for (const Source& run : sg::kv_runs(sources_of(spec.layout, spec.num_layers, spec.buffers))) {
-    // The last page ends with its last token where pages are padded or interleaved.
-    const std::int64_t rows =
-        (run.buffer_bytes - run.offset + run.page_stride - 1) / run.page_stride;
-    const std::int64_t columns =
-        std::min(run.page_stride - run.offset, spec.layout.page_size * run.token_stride) / 16 * 16;
-    const bool whole = (rows - 1) * run.page_stride + run.offset + columns <= run.buffer_bytes;
-    sources.push_back({TensorView(const_cast<std::uint8_t*>(run.base) + run.offset, DType::u8,
-                                  {whole ? rows : rows - 1, columns}, {run.page_stride, 1}),
-                       spec.layout.page_size, run.token_stride, run.bytes});
-  }
-  return sources;
-}
-
-sg::RealKvHashMode mode_of(Depth d) {
-  return d == Depth::none      ? sg::RealKvHashMode::none
-         : d == Depth::partial ? sg::RealKvHashMode::partial
-                               : sg::RealKvHashMode::all;
-}
-
-Reason reasons_of(std::int64_t bits) {
-  const auto has = [&](sg::FailReason r) { return (bits & static_cast<std::int64_t>(r)) != 0; };
-  Reason reasons = Reason::none;
-  if (has(sg::FailReason::verify_chain_hash)) reasons |= Reason::chain;
-  if (has(sg::FailReason::verify_position) || has(sg::FailReason::write_position)) {
-    reasons |= Reason::position;
-  }
-  if (has(sg::FailReason::verify_real_kv_hash)) reasons |= Reason::kv_bytes;
-  if (has(sg::FailReason::verify_token) || has(sg::FailReason::write_token)) {
-    reasons |= Reason::token;
-  }
-  return reasons;
 }
 
 /// Whose entries a plan lists: one request's end before `end_entry`.
@@ -70,24 +34,14 @@ struct Reader {
 struct SglangPool {
   SglangPool(PoolSpec s, Depth depth)
       : spec(std::move(s)), head(spec.num_slots), tail(spec.num_slots), lives(spec.num_slots) {
-    if (depth != Depth::none) sources = real_kv_sources(spec);
-    for (const sg::RealKvSource& s2 : sources) slot_bytes += s2.read_bytes;
-    if (depth == Depth::partial) {
-      slot_bytes = sg::kPartialBytes * static_cast<std::int64_t>(sources.size());
-    }
+    if (depth != Depth::none) sources = sg::real_kv_sources(spec);
+    slot_bytes = sg::bytes_of(sources, depth);
   }
   bool has(std::int64_t slot) const noexcept { return slot >= 0 && slot < spec.num_slots; }
   std::int64_t translate(std::int64_t slot) const noexcept {
     if (spec.full_to_swa.empty() || slot < 0) return slot;
     return spec.full_to_swa[std::min(static_cast<std::size_t>(slot), spec.full_to_swa.size() - 1)];
   }
-  sg::LaunchTag tag(Moment m) const noexcept {
-    const bool swa = spec.kind == PoolKind::swa;
-    if (m == Moment::head) return swa ? sg::LaunchTag::head_k_swa : sg::LaunchTag::head_k_full;
-    if (m == Moment::tail) return swa ? sg::LaunchTag::tail_k_swa : sg::LaunchTag::tail_k_full;
-    return swa ? sg::LaunchTag::sweep_k_swa : sg::LaunchTag::sweep_k_full;
-  }
-
   /// The tail checks what the head planned, unless another forward began in between.
   bool is_planned_for(const Batch& b) const {
     return verify_plan && std::ranges::equal(planned_rows, b.rows) &&
@@ -111,7 +65,8 @@ class SglangBackend final : public Backend {
  public:
   SglangBackend(const Options& options, Reporter& reporter)
       : Backend(options, reporter),
-        ring_(static_cast<std::size_t>(options.ring_capacity) * sg::kViolationFields) {}
+        ring_(static_cast<std::size_t>(options.ring_capacity)),
+        ring_entries_(ring_.size()) {}
 
   void add_pool(const PoolSpec& spec) override { pools_.emplace_back(spec, options_.depth); }
 
@@ -262,8 +217,8 @@ class SglangBackend final : public Backend {
     return p.tail[slot] == Record{} ? SlotState::empty : SlotState::written;
   }
   std::optional<std::uint64_t> digest_of(int pool, std::int64_t slot) const override {
-    return sg::real_kv_hash(pools_[static_cast<std::size_t>(pool)].sources, mode_of(options_.depth),
-                            slot);
+    return sg::real_kv_hash(pools_[static_cast<std::size_t>(pool)].sources,
+                            sg::mode_of(options_.depth), slot);
   }
   std::int64_t num_sources(int pool) const override {
     return static_cast<std::int64_t>(pools_[static_cast<std::size_t>(pool)].sources.size());
@@ -319,7 +274,7 @@ class SglangBackend final : public Backend {
     in.extend_seq_lens = vector_view(batch.extend_lens);
     in.req_to_token = batch.req_to_token;
     in.verify_capacity = std::max<std::int64_t>(1, capacity);
-    if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+    if (sg::translates(p.spec)) {
       in.swa_window_size = windowed ? p.spec.window : 0;
       in.full_to_swa_index_mapping = vector_view(p.spec.full_to_swa);
     }
@@ -339,7 +294,7 @@ class SglangBackend final : public Backend {
     sg::VerifyOrWriteContext c;
     ZeroArray<Record>& buffer = moment == Moment::head ? p.head : p.tail;
     c.canary_buf = TensorView(buffer.data(), DType::u8, {p.spec.num_slots, sg::kSlotBytes});
-    c.kernel_kind = p.tag(moment);
+    c.kernel_kind = sg::tag_of(p.spec.kind, moment);
     c.violation_ring =
         TensorView(ring_.data(), DType::i64, {options_.ring_capacity, sg::kViolationFields});
     c.violation_write_index = TensorView(&ring_index_, DType::i32, {1});
@@ -347,9 +302,10 @@ class SglangBackend final : public Backend {
     c.kernel_run_counter = TensorView(&kernel_runs_, DType::i64, {1});
     c.enable_chain_position_assert = TensorView(&position_assert_, DType::i32, {1});
     c.out_of_range_counter = TensorView(&out_of_range_, DType::i64, {1});
+    c.violation_entries = vector_view(ring_entries_);
     if (moment != Moment::head && !p.sources.empty()) {
       c.real_kv_sources = p.sources;
-      c.real_kv_hash_mode = mode_of(options_.depth);
+      c.real_kv_hash_mode = sg::mode_of(options_.depth);
     }
     return c;
   }
@@ -359,36 +315,16 @@ class SglangBackend final : public Backend {
     const std::int64_t before = slot_runs_;
     sg::verify(context(pool, moment), plan.view(), check_tokens_, {}, options_.threads);
     count(stats.records_verified, pool, moment, before);
-    const ZeroArray<Record>& records = moment == Moment::head ? at(pool).head : at(pool).tail;
-    // Rows come in the order of their entries, and say what their entry expected: so the first
-    // entry that expects the same is the one, and tells what the format leaves out.
-    std::int64_t entry = 0;
-    drain(pool, moment, [&](Violation& v) {
-      for (; entry < plan.num_valid; ++entry) {
-        const auto i = static_cast<std::size_t>(entry);
-        const std::int64_t prev = plan.prev_slots[i];
-        const std::uint64_t chain = prev < 0 ? sg::hash::kAnchorHash
-                                    : prev == sg::kPaddingSlot || !at(pool).has(prev)
-                                        ? v.stored_chain
-                                        : sg::chain_hash(std::bit_cast<sg::Record>(records[prev]));
-        const std::int64_t token = check_tokens_ ? plan.tokens[i] : v.expected_token;
-        const bool misplaced = plan.positions[i] != v.stored_position;
-        if (plan.slots[i] != v.slot || token != v.expected_token || chain != v.expected_chain ||
-            misplaced != ((v.reasons & Reason::position) != Reason::none)) {
-          continue;
-        }
-        v.expected_position = plan.positions[i];
-        v.prev_slot = prev;
-        const auto reader =
-            std::upper_bound(readers.begin(), readers.end(), entry,
-                             [](std::int64_t e, const Reader& r) { return e < r.end_entry; });
-        if (reader != readers.end()) {
-          v.request = reader->owner;
-          v.row = reader->row;
-        }
-        ++entry;
-        return;
-      }
+    drain(pool, moment, [&](Violation& v, std::int64_t entry) {
+      const auto i = static_cast<std::size_t>(entry);
+      v.expected_position = plan.positions[i];
+      v.prev_slot = plan.prev_slots[i];
+      const auto reader =
+          std::upper_bound(readers.begin(), readers.end(), entry,
+                           [](std::int64_t e, const Reader& r) { return e < r.end_entry; });
+      if (reader == readers.end()) return;
+      v.request = reader->owner;
+      v.row = reader->row;
     });
   }
 
@@ -396,7 +332,7 @@ class SglangBackend final : public Backend {
     if (batch.out_cache_loc.empty()) return;
     SglangPool& p = at(pool);
     std::vector<std::int64_t> slots(batch.out_cache_loc.begin(), batch.out_cache_loc.end());
-    if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+    if (sg::translates(p.spec)) {
       sg::translate_slots(vector_view(slots), vector_view(p.spec.full_to_swa), vector_view(slots));
     }
     if (!batch.parents.empty()) {
@@ -464,23 +400,16 @@ class SglangBackend final : public Backend {
     const std::int64_t before = slot_runs_;
     sg::write(context(pool, moment), plan.view(), in, {}, options_.threads);
     count(moment == Moment::tail ? stats.records_written : ignored_, pool, moment, before);
-    std::size_t token = 0;  // ring rows come in the order of the tokens
-    drain(pool, moment, [&](Violation& v) {
-      while (token < slots.size() && (slots[token] != v.slot || ids[token] != v.stored_token ||
-                                      positions[token] != v.stored_position)) {
-        ++token;
-      }
+    drain(pool, moment, [&](Violation& v, std::int64_t token) {
       const std::vector<std::int64_t>& ends = plan.offsets;  // the first is 0
-      const auto end =
-          std::upper_bound(ends.begin() + 1, ends.end(), static_cast<std::int64_t>(token));
+      const auto end = std::upper_bound(ends.begin() + 1, ends.end(), token);
       if (end == ends.end()) return;
       const auto row = static_cast<std::size_t>(end - ends.begin() - 1);
       const std::size_t r = request_of(row);
       v.request = batch.owners[r];
       v.row = batch.rows[r];
       v.prev_slot =
-          static_cast<std::int64_t>(token) == ends[row] ? plan.seeds[row] : slots[token - 1];
-      ++token;
+          token == ends[row] ? plan.seeds[row] : slots[static_cast<std::size_t>(token - 1)];
     });
   }
 
@@ -502,7 +431,7 @@ class SglangBackend final : public Backend {
       if (!source) continue;
       std::vector<SweepEntry> entries;
       source(entries);
-      if (p.spec.kind == PoolKind::swa && !p.spec.full_to_swa.empty()) {
+      if (sg::translates(p.spec)) {
         sg::translate_sweep(entries, p.spec.window, p.spec.full_to_swa);
       }
       check_tokens_ = false;
@@ -513,33 +442,31 @@ class SglangBackend final : public Backend {
     if (swept) ++stats.sweeps;
   }
 
-  /// The ring's new rows as violations, which `complete` fills up; then it is empty again.
+  /// The ring's new rows as violations, which `complete` fills up, by the entry or token that each
+  /// is about; then it is empty again.
   template <class Complete>
   void drain(int pool, Moment moment, Complete&& complete) {
     const auto found = static_cast<std::int64_t>(ring_index_);
     const std::int64_t stored = std::min(found, options_.ring_capacity);
     for (std::int64_t i = 0; i < stored; ++i) {
-      const std::int64_t* f = ring_.data() + i * sg::kViolationFields;
+      const sg::ViolationRow& row = ring_[static_cast<std::size_t>(i)];
       Violation v;
       v.format = Format::sglang;
       v.moment = moment;
       v.pool = pool;
-      v.slot = f[1];
-      v.stored_position = f[2];
-      v.stored_token = f[3];
-      v.expected_token = f[4];
-      v.stored_chain = static_cast<std::uint64_t>(f[5]);
-      v.reasons = reasons_of(f[7]);
-      const bool from_write =
-          (f[7] & (static_cast<std::int64_t>(sg::FailReason::write_token) |
-                   static_cast<std::int64_t>(sg::FailReason::write_position))) != 0;
-      if (from_write) {
-        v.expected_position = f[6];
+      v.slot = row.slot;
+      v.stored_position = row.position;
+      v.stored_token = row.stored_token;
+      v.expected_token = row.expected_token;
+      v.stored_chain = static_cast<std::uint64_t>(row.stored_chain_hash);
+      v.reasons = sg::reasons_of(row.fail_reason_bits);
+      if (sg::is_of_a_write(row.fail_reason_bits)) {
+        v.expected_position = row.expected_aux;
       } else {
-        v.expected_chain = static_cast<std::uint64_t>(f[6]);
+        v.expected_chain = static_cast<std::uint64_t>(row.expected_aux);
       }
       v.first_step = v.last_step = step;
-      complete(v);
+      complete(v, ring_entries_[static_cast<std::size_t>(i)]);
       const std::uint64_t life = at(pool).has(v.slot) ? at(pool).lives[v.slot] : 0;
       reporter_.report(std::move(v), life);
     }
@@ -548,7 +475,8 @@ class SglangBackend final : public Backend {
   }
 
   std::deque<SglangPool> pools_;
-  std::vector<std::int64_t> ring_;
+  std::vector<sg::ViolationRow> ring_;
+  std::vector<std::int64_t> ring_entries_;  // what each row is about
   std::int32_t ring_index_ = 0, position_assert_ = 1;
   std::int64_t slot_runs_ = 0, kernel_runs_ = 0, out_of_range_ = 0;
   std::uint64_t ignored_ = 0;

@@ -21,7 +21,8 @@ struct Endpoint {
                     std::int64_t slot_stride = kSlotBytes)
       : bytes(static_cast<std::size_t>(num_slots * slot_stride)),
         stride(slot_stride),
-        ring(static_cast<std::size_t>(ring_capacity)) {}
+        ring(static_cast<std::size_t>(ring_capacity)),
+        entries(ring.size(), -1) {}
 
   Record record(std::int64_t slot) const {
     Record r;
@@ -46,12 +47,14 @@ struct Endpoint {
         .real_kv_sources = sources,
         .real_kv_hash_mode = mode,
         .enable_chain_position_assert = TensorView(&chain_position_assert, DType::i32, {1}),
-        .out_of_range_counter = counter(out_of_range)};
+        .out_of_range_counter = counter(out_of_range),
+        .violation_entries = view(entries)};
   }
 
   std::vector<std::uint8_t> bytes;
   std::int64_t stride;
   std::vector<ViolationRow> ring;
+  std::vector<std::int64_t> entries;  // of the rows
   LaunchTag tag = LaunchTag::head_k_full;
   std::vector<RealKvSource> sources;
   RealKvHashMode mode = RealKvHashMode::none;

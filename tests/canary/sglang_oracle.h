@@ -67,9 +67,12 @@ inline std::optional<Word> fold(const Endpoint& e, Int slot) {
   return all;
 }
 
-inline void push(Endpoint& e, const ViolationRow& row) {
+inline void push(Endpoint& e, const ViolationRow& row, Int entry) {
   const Int at = e.violations;
-  if (at >= 0 && at < static_cast<Int>(e.ring.size())) e.ring[static_cast<std::size_t>(at)] = row;
+  if (at >= 0 && at < static_cast<Int>(e.ring.size())) {
+    e.ring[static_cast<std::size_t>(at)] = row;
+    e.entries[static_cast<std::size_t>(at)] = entry;
+  }
   e.violations = static_cast<std::int32_t>(static_cast<std::uint32_t>(e.violations) + 1u);
 }
 
@@ -100,8 +103,10 @@ inline void verify(Endpoint& e, const HostVerifyPlan& plan, bool check_tokens) {
     if (static_cast<Word>(r.real_kv_hash) != *fingerprint) bits += 4;
     if (token != -1 && token != r.token) bits += 32;
     if (bits != 0) {
-      push(e, {static_cast<Int>(e.tag), slot, r.position, r.token, token, r.prev_hash,
-               static_cast<Int>(expected), bits});
+      push(e,
+           {static_cast<Int>(e.tag), slot, r.position, r.token, token, r.prev_hash,
+            static_cast<Int>(expected), bits},
+           i);
     }
   }
 }
@@ -162,8 +167,10 @@ inline void write(Endpoint& e, const HostWritePlan& plan, const Tokens& t) {
         continue;
       }
       const auto row = [&](Int expected_token, Int expected_position, Int bits) {
-        push(e, {static_cast<Int>(e.tag), slot, position, token, expected_token,
-                 static_cast<Int>(h), expected_position, bits});
+        push(e,
+             {static_cast<Int>(e.tag), slot, position, token, expected_token, static_cast<Int>(h),
+              expected_position, bits},
+             i);
       };
       if (t.compare) {
         const Int bits =

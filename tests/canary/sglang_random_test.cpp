@@ -30,6 +30,7 @@ std::string difference(const Endpoint& got, const Endpoint& want) {
            " != " + std::to_string(want.out_of_range);
   }
   if (got.ring != want.ring) return "ring rows";
+  if (got.entries != want.entries) return "entries of ring rows";
   if (got.bytes != want.bytes) return "records";
   return "";
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <random>
@@ -85,6 +86,7 @@ class OnGpu {
           &out.kernel_run_counter, &out.enable_chain_position_assert})
       *t = (*this)(*t);
     out.out_of_range_counter = (*this)(c.out_of_range_counter);
+    out.violation_entries = (*this)(c.violation_entries);
     for (RealKvSource& s : out.real_kv_sources) s.tensor = (*this)(s.tensor);
     return out;
   }
@@ -122,18 +124,19 @@ std::string difference(Endpoint got, Endpoint want) {
   if (got.kernel_runs != want.kernel_runs) return "kernel_run_counter";
   if (got.out_of_range != want.out_of_range) return "out_of_range_counter";
   if (got.bytes != want.bytes) return "records";
-  const auto less = [](const ViolationRow& a, const ViolationRow& b) {
-    const auto key = [](const ViolationRow& r) {
-      return std::tuple(r.kernel_kind, r.slot, r.position, r.stored_token, r.expected_token,
-                        r.stored_chain_hash, r.expected_aux, r.fail_reason_bits);
-    };
-    return key(a) < key(b);
+  const auto rows = [](const Endpoint& e) {
+    std::vector<std::array<Int, kViolationFields + 1>> all;
+    for (std::size_t i = 0; i < e.ring.size(); ++i) {
+      const ViolationRow& r = e.ring[i];
+      all.push_back({e.entries[i], r.kernel_kind, r.slot, r.position, r.stored_token,
+                     r.expected_token, r.stored_chain_hash, r.expected_aux, r.fail_reason_bits});
+    }
+    std::ranges::sort(all);
+    return all;
   };
   const auto capacity = static_cast<Int>(want.ring.size());
   if (want.violations >= 0 && want.violations <= capacity) {
-    std::ranges::sort(got.ring, less);
-    std::ranges::sort(want.ring, less);
-    if (got.ring != want.ring) return "ring rows";
+    if (rows(got) != rows(want)) return "ring rows";
   }
   return "";
 }
@@ -275,6 +278,7 @@ TEST_F(CanarySglangGpu, RowsOfARequestComeInTheOrderOfItsEntries) {
     make_definite(c);
     World world(rng, c.num_slots);
     world.endpoint.ring.resize(2000);
+    world.endpoint.entries.resize(2000);
     Endpoint want = world.endpoint, got = world.endpoint;
     write(want.context(), c.plan.view(), c.tokens.input());
     OnGpu gpu;
@@ -282,6 +286,7 @@ TEST_F(CanarySglangGpu, RowsOfARequestComeInTheOrderOfItsEntries) {
     gpu.fetch();
     ASSERT_EQ(got.violations, want.violations);
     ASSERT_EQ(got.ring, want.ring) << "seed " << seed;
+    ASSERT_EQ(got.entries, want.entries) << "seed " << seed;
     rows += want.violations;
   }
   EXPECT_GT(rows, 100);

@@ -53,7 +53,7 @@ class Engine:
         }
         owners = [owner for owner, _ in work.values()]
         if on_device:
-            lists = {name: torch.tensor(values, device=self.device) for name, values in lists.items()}
+            lists = {name: torch.tensor(v, dtype=torch.int64, device=self.device) for name, v in lists.items()}
             owners = torch.tensor(owners, dtype=torch.int32, device=self.device)
         return serinus.Batch(**lists, owners=owners, req_to_token=self.table)
 

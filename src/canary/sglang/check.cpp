@@ -112,6 +112,7 @@ void check_context_dense(const VerifyOrWriteContext& c) {
   check_dense("kernel_run_counter", c.kernel_run_counter);
   check_dense("enable_chain_position_assert", c.enable_chain_position_assert);
   if (c.out_of_range_counter) check_dense("out_of_range_counter", *c.out_of_range_counter);
+  if (c.violation_entries) check_dense("violation_entries", *c.violation_entries);
   for (std::size_t i = 0; i < c.real_kv_sources.size(); ++i)
     check_source_tensor(i, c.real_kv_sources[i].tensor);
 }
@@ -128,6 +129,10 @@ ContextParams match_context(const char* kernel, const VerifyOrWriteContext& c) {
               device);
   if (c.out_of_range_counter)
     check_match("out_of_range_counter", *c.out_of_range_counter, {DType::i64, {1}}, device);
+  if (c.violation_entries) {
+    check_match("violation_entries", *c.violation_entries,
+                {DType::i64, {c.violation_ring.shape[0]}}, device);
+  }
 
   ContextParams p;
   p.records = c.canary_buf.as<std::uint8_t>();
@@ -140,6 +145,7 @@ ContextParams match_context(const char* kernel, const VerifyOrWriteContext& c) {
   p.slot_run_counter = c.slot_run_counter.as<std::int64_t>();
   p.kernel_run_counter = c.kernel_run_counter.as<std::int64_t>();
   if (c.out_of_range_counter) p.out_of_range_counter = c.out_of_range_counter->as<std::int64_t>();
+  if (c.violation_entries) p.violation_entries = c.violation_entries->as<std::int64_t>();
   p.enable_chain_position_assert = c.enable_chain_position_assert.as<const std::int32_t>();
   for (const RealKvSource& source : c.real_kv_sources) {
     const std::string name = fmt::format("real_kv_sources[{}].tensor", p.num_sources);

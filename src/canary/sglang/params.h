@@ -32,6 +32,7 @@ struct ContextParams {
   std::int64_t* slot_run_counter = nullptr;
   std::int64_t* kernel_run_counter = nullptr;
   std::int64_t* out_of_range_counter = nullptr;  ///< may be null
+  std::int64_t* violation_entries = nullptr;     ///< of each row of the ring; may be null
   const std::int32_t* enable_chain_position_assert = nullptr;
   std::array<SourceParams, kMaxRealKvSources> sources{};
   int num_sources = 0;  ///< 0 with mode none

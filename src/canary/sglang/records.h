@@ -37,9 +37,10 @@ struct Tally {
   explicit Tally(const ContextParams& c) noexcept
       : room(std::max<std::int64_t>(0, c.ring_capacity - *c.violation_write_index)) {}
 
-  void add(const ViolationRow& row) {
+  /// `entry` of the plan or token of the input.
+  void add(const ViolationRow& row, std::int64_t entry) {
     ++violations;
-    if (static_cast<std::int64_t>(rows.size()) < room) rows.push_back(row);
+    if (static_cast<std::int64_t>(rows.size()) < room) rows.push_back({row, entry});
   }
 
   /// As if the entries of `later` had been added here.
@@ -55,9 +56,11 @@ struct Tally {
   void commit(const ContextParams& c) const noexcept {
     // The counter wraps as the GPU's does; a negative one stores nothing.
     auto count = static_cast<std::uint32_t>(*c.violation_write_index);
-    for (const ViolationRow& row : rows) {
+    for (const auto& [row, entry] : rows) {
       const auto at = static_cast<std::int32_t>(count++);
-      if (within(at, c.ring_capacity)) std::memcpy(c.ring + at, &row, sizeof row);
+      if (!within(at, c.ring_capacity)) continue;
+      std::memcpy(c.ring + at, &row, sizeof row);
+      if (c.violation_entries != nullptr) c.violation_entries[at] = entry;
     }
     count += static_cast<std::uint32_t>(violations - static_cast<std::int64_t>(rows.size()));
     *c.violation_write_index = static_cast<std::int32_t>(count);
@@ -65,7 +68,11 @@ struct Tally {
     if (c.out_of_range_counter != nullptr) add_to(c.out_of_range_counter, out_of_range);
   }
 
-  std::vector<ViolationRow> rows{};  ///< the first ones, as many as the ring has room for
+  struct Row {
+    ViolationRow row;
+    std::int64_t entry;
+  };
+  std::vector<Row> rows{};  ///< the first ones, as many as the ring has room for
   std::int64_t room;
   std::int64_t violations = 0;
   std::int64_t entries = 0;

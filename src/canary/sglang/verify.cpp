@@ -18,7 +18,7 @@ void check_entry(const VerifyParams& p, std::int64_t i, const Record& stored,
                  const Record& predecessor, std::uint64_t real_kv_hash, Tally& tally) {
   const std::uint64_t before = p.prev_slots[i] > 0 ? hash_of(predecessor) : 0;
   const ViolationRow row = judge(p, i, stored, before, real_kv_hash);
-  if (row.fail_reason_bits != 0) tally.add(row);
+  if (row.fail_reason_bits != 0) tally.add(row, i);
 }
 
 // Verifies entries [first, first + count) of the plan, at most kGroup. Only where something is

@@ -56,7 +56,7 @@ void check_input(const WriteParams& p, std::int64_t i, std::uint64_t running_has
   const std::int64_t bits = wrong_input(p, i);
   if (bits == 0) return;
   tally.add(
-      write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits));
+      write_violation(p, i, running_hash, p.expected_tokens[i], p.expected_positions[i], bits), i);
 }
 
 // The chain of a row as its walk goes along: each token's hash waits for the one before.
@@ -110,7 +110,8 @@ void walk(const WriteParams& p, const Row& row, Chain chain, Tally& tally, const
     if (check_positions) {
       if (position != next_position) [[unlikely]] {
         tally.add(write_violation(p, i, before, token, next_position,
-                                  static_cast<std::int64_t>(FailReason::write_position)));
+                                  static_cast<std::int64_t>(FailReason::write_position)),
+                  i);
       }
       next_position = i64(u64(position) + 1);
     }

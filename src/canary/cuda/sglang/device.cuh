@@ -80,9 +80,12 @@ __device__ __forceinline__ void store_word(std::uint8_t* at, std::uint64_t a, in
 __device__ __forceinline__ int reserve(const ContextParams& c, int n) {
   return atomicAdd(c.violation_write_index, n);
 }
-/// Stores a row where there is room. A negative index stores nothing.
-__device__ inline void put_row(const ContextParams& c, int at, const ViolationRow& row) {
+/// Stores a row, about an entry of the plan or a token of the input, where there is room. A
+/// negative index stores nothing.
+__device__ inline void put_row(const ContextParams& c, int at, const ViolationRow& row,
+                               std::int64_t entry) {
   if (!within(at, c.ring_capacity)) return;
+  if (c.violation_entries != nullptr) c.violation_entries[at] = entry;
   auto* const to = reinterpret_cast<longlong2*>(c.ring + at);
   const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 16 == 0;
   const long long fields[kViolationFields] = {row.kernel_kind,    row.slot,
@@ -99,8 +102,8 @@ __device__ inline void put_row(const ContextParams& c, int at, const ViolationRo
     }
   }
 }
-__device__ inline void append(const ContextParams& c, const ViolationRow& row) {
-  put_row(c, reserve(c, 1), row);
+__device__ inline void append(const ContextParams& c, const ViolationRow& row, std::int64_t entry) {
+  put_row(c, reserve(c, 1), row, entry);
 }
 
 }  // namespace serinus::canary::sglang::cuda

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, Tuning<kBytes>::kCtas)
       if constexpr (kBytes == Bytes::by_warp) real_kv_hash = fold_warp(c, e.slot, e.sound, stage);
       if (!e.sound) continue;
       const ViolationRow row = judge(p, e.i, e.stored, predecessor, real_kv_hash);
-      if (row.fail_reason_bits != 0) append(c, row);
+      if (row.fail_reason_bits != 0) append(c, row, e.i);
     }
   }
   add(c.out_of_range_counter, out_of_range);

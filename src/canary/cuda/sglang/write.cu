@@ -274,12 +274,14 @@ __device__ void help_row(const WriteParams& p, const WriteRow& row, int helper, 
       at = __shfl_sync(kAllLanes, at, 0) + __popc(inputs & below) + __popc(positions & below);
       if (wrong != 0) {
         put_row(c, at++,
-                write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i], wrong));
+                write_violation(p, i, hash, p.expected_tokens[i], p.expected_positions[i], wrong),
+                i);
       }
       if (jumps) {
         put_row(c, at,
                 write_violation(p, i, hash, p.tokens[i], next,
-                                static_cast<std::int64_t>(FailReason::write_position)));
+                                static_cast<std::int64_t>(FailReason::write_position)),
+                i);
       }
     }
     turn.pass();
