@@ -76,7 +76,8 @@ struct RingCounts {
   std::uint64_t sightings = 0;   ///< with repeats
   std::uint64_t dropped = 0;     ///< distinct, found no room
   std::uint64_t records_verified = 0, records_written = 0, bytes_digested = 0, skipped_empty = 0;
-  std::uint64_t sweeps = 0;  ///< completed passes over all live slots
+  std::uint64_t sweeps = 0;        ///< completed passes over all live slots
+  std::uint64_t out_of_range = 0;  ///< Stats::out_of_range of a Monitor
 };
 /// name_sources() was not there yet; nobody knows, since the slot's words do not.
 inline constexpr int kNotNamed = -2, kNotKnown = -1;

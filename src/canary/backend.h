@@ -118,8 +118,10 @@ class Backend {
 
 std::unique_ptr<Backend> make_serinus_backend(const Options& options, Reporter& reporter);
 std::unique_ptr<Backend> make_sglang_backend(const Options& options, Reporter& reporter);
-/// The serinus format on a GPU: all its pools lie there.
+/// The same on a GPU: all their pools lie there.
 std::unique_ptr<Backend> make_cuda_backend(const Options& options, Reporter& reporter,
                                            Device device);
+std::unique_ptr<Backend> make_sglang_cuda_backend(const Options& options, Reporter& reporter,
+                                                  Device device);
 
 }  // namespace serinus::canary

@@ -99,13 +99,11 @@ struct Monitor::Impl {
              {"got", "it lies on " + device_string(spec.device) + ", this monitor's pools on " +
                          device_string(device)}});
     }
-    if (on() && options.format != Format::serinus) {
-      raise(errors::Page::canary_not_on_a_gpu,
-            {{"argument", "pool"},
-             {"device", device_string(spec.device)},
-             {"got", "records of format sglang (canary_sglang.h has functions for them)"}});
+    if (on()) {
+      const auto make =
+          options.format == Format::serinus ? make_cuda_backend : make_sglang_cuda_backend;
+      backend = make(options, reporter, spec.device);
     }
-    if (on()) backend = make_cuda_backend(options, reporter, spec.device);
     device = spec.device;
   }
 

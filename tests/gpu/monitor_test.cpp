@@ -80,6 +80,7 @@ struct Setup {
   Int ring = 512;
   bool source_digests = false;
   Int records = 62;  ///< a step; of thousands, a CTA has several slots
+  Format format = Format::serinus;
 };
 
 class Twins {
@@ -95,6 +96,8 @@ class Twins {
     // A slot of the full pool and its place in the SWA pool, which is numbered backwards.
     for (Int i = 1; i < kSlots; ++i) swa.host[static_cast<std::size_t>(i)] = kSlots - i;
     swa.send();
+    options.format = s.format;
+    options.sweep_interval = 3;
     options.depth = s.depth;
     options.verify = s.verify;
     options.mode = s.mode;
@@ -110,7 +113,9 @@ class Twins {
   }
 
   void add(const char* name, PoolKind kind, int token_offset = 0) {
-    add(name, kind, layout_of(kind == PoolKind::full ? 576 : 40), token_offset);
+    // The sglang format reads rows of whole 16 bytes.
+    const Int small = options.format == Format::sglang ? 48 : 40;
+    add(name, kind, layout_of(kind == PoolKind::full ? 576 : small), token_offset);
   }
   void add(const char* name, PoolKind kind, const KvLayout& layout, int token_offset = 0) {
     PoolSpec here;
@@ -311,6 +316,7 @@ class Twins {
       ASSERT_EQ(r.size(), want.size());
       for (std::size_t s = 0; s < r.size(); ++s) {
         ASSERT_EQ(r[s], want[s]) << what << ": record " << s << " of pool " << p;
+        if (options.format == Format::sglang) continue;  // which has no ledger
         ASSERT_EQ(std::memcmp(&l[s], &entry[s], sizeof l[s]), 0)
             << what << ": ledger " << s << " of pool " << p << ": owner " << l[s].owner << " "
             << entry[s].owner << " written " << l[s].written << " " << entry[s].written << " prev "
@@ -342,6 +348,7 @@ class Twins {
     EXPECT_EQ(g.live_slots, c.live_slots) << what;
     EXPECT_EQ(g.sweep_bound_steps, c.sweep_bound_steps) << what;
     EXPECT_EQ(g.violations, c.violations) << what;
+    EXPECT_EQ(g.out_of_range, c.out_of_range) << what;
     EXPECT_EQ(g.checks, c.checks) << what;
   }
 
@@ -383,6 +390,15 @@ void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults)
   Ints cached;
   std::vector<std::int32_t> cached_tokens;
   Owner next_owner = 1;
+  for (int p = 0; p < t.pools() && setup.format == Format::sglang; ++p) {
+    t.both([&](Monitor& m) {
+      m.set_sweep_source(p, [&](std::vector<SweepEntry>& entries) {
+        for (std::size_t i = 0; i < cached.size(); ++i) {
+          entries.push_back({cached[i], static_cast<Int>(i), i == 0 ? -1 : cached[i - 1]});
+        }
+      });
+    });
+  }
   for (int step = 0; step < steps; ++step) {
     if (running.size() < 6 && unused.size() > 300) {
       Request r{next_owner++, 0, 0, 0};
@@ -524,6 +540,21 @@ TEST_F(MonitorGpu, FaultsAreTheCpusFaults) {
                  .source_digests = seed % 5 < 2,
                  .records = seed < 16 ? 62 : 4096},
                 seed, 7, true);
+    if (HasFailure()) return;
+  }
+}
+
+// The same histories in SGLang's format: its kernels, with what a Monitor adds to their reports.
+TEST_F(MonitorGpu, TheSglangFormatIsTheCpus) {
+  for (const Depth depth : {Depth::none, Depth::partial, Depth::all}) {
+    run_history({.depth = depth, .format = Format::sglang}, 1, 30, false);
+  }
+  for (std::uint64_t seed = 10; seed < 34; ++seed) {
+    run_history({.depth = static_cast<Depth>(seed % 3),
+                 .extra_pools = seed % 4 < 2,
+                 .ring = 4096,
+                 .format = Format::sglang},
+                seed, 9, true);
     if (HasFailure()) return;
   }
 }

@@ -155,6 +155,7 @@ void DeviceBackend::add_device_counts(Stats& s) const {
   s.bytes_digested += counts_.bytes_digested;
   s.skipped_empty += counts_.skipped_empty;
   s.sweeps += counts_.sweeps + flushed_sweeps_;
+  s.out_of_range += counts_.out_of_range;
   s.last_sweep_time = std::max(s.last_sweep_time, last_sweep_time_);
 }
 

@@ -179,6 +179,12 @@ T atomicAnd(T* p, T v) {
   return before;
 }
 template <class T>
+T atomicMax(T* p, T v) {
+  const T before = *p;
+  if (before < v) *p = v;
+  return before;
+}
+template <class T>
 T atomicExch(T* p, T v) {
   const T before = *p;
   *p = v;

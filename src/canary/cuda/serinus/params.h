@@ -187,6 +187,11 @@ struct Workspace {
   std::uint64_t* digests = nullptr;  ///< [tokens of one tile]
 };
 
+// pool.cpp
+RingParams params_of(const DeviceRing& ring);
+/// Throws ValueError where the batch's tensors do not belong together, or are not on `device`.
+BatchParams params_of(const DeviceBatch& batch, Device device);
+
 // ---------------------------------------------------------------- launches, by kernel family
 
 // ledger.cu

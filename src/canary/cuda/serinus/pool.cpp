@@ -12,6 +12,7 @@
 
 #include "base/checks.h"
 #include "base/raise.h"
+#include "canary/cuda/layout.h"
 #include "canary/cuda/serinus/memory.h"
 #include "canary/cuda/serinus/params.h"
 #include "canary/serinus/digest.h"
@@ -20,25 +21,6 @@
 namespace serinus::canary::cuda {
 
 namespace {
-
-constexpr std::int64_t kAlign = 16;
-
-/// Lays arrays one after another, each aligned.
-class Layout {
- public:
-  explicit Layout(std::uint8_t* at = nullptr) : at_(at) {}
-  template <class T>
-  T* take(std::int64_t n) {
-    std::uint8_t* const here = at_ != nullptr ? at_ + bytes_ : nullptr;
-    bytes_ += (n * static_cast<std::int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
-    return reinterpret_cast<T*>(here);
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::uint8_t* at_;
-  std::int64_t bytes_ = 0;
-};
 
 struct PoolState {
   std::uint32_t* seals;
@@ -237,6 +219,13 @@ int alignment_of(const Source& s) {
 }
 
 }  // namespace
+
+RingParams params_of(const DeviceRing& ring) {
+  return params(ring, ring.memory.device);
+}
+BatchParams params_of(const DeviceBatch& batch, Device device) {
+  return params(batch, device);
+}
 
 // ---------------------------------------------------------------- memory
 

@@ -1,4 +1,5 @@
 // Answers for the CUDA backend of the sglang format in a build without it.
+#include "canary/cuda/sglang/moments.h"
 #include "canary/cuda/sglang/run.h"
 #include "gpu/device.h"
 
@@ -25,5 +26,13 @@ void verify(const VerifyParams&, Device device, Stream) {
 void write(const WriteParams&, Device device, Stream) {
   gpu::require_hopper("canary write", device);
 }
+
+// No backend of a Monitor comes to call these: it has asked for a GPU before.
+void prepare(const PrepareParams&, Device, Stream) {}
+void compose_tree(const TreeParams&, Device, Stream) {}
+void report(const ReportParams&, Device, Stream) {}
+void begin_lives(std::uint32_t*, std::int64_t, const std::int64_t*, const std::uint32_t*,
+                 std::int64_t, Device, Stream) {}
+void carry(const CarryParams&, Device, Stream) {}
 
 }  // namespace serinus::canary::sglang::cuda
