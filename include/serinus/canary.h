@@ -352,7 +352,7 @@ struct SweepEntry {
 /// others begin. Several steps may be in flight: forwards of other requests may begin before this
 /// one ends, and violations may be polled steps later.
 ///
-/// Pools on a GPU (PoolSpec::device; format serinus): announcements gather on the host and go along
+/// Pools on a GPU (PoolSpec::device): announcements gather on the host and go along
 /// with the next step, in its stream; the moments are launches, which nothing waits for. So what is
 /// found arrives with a later poll(), Mode::raise throws at a later end_step(), and the seconds of
 /// stats() are the host's. wait(), flush(), detach_pool(), on_store() and all that reads raw state

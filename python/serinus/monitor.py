@@ -173,7 +173,7 @@ class Monitor:
     """Watches pools of KV, in CPU memory or on a GPU. Calls come from one thread at a time; :meth:`poll` and the counts
     from any.
 
-    Pools on a GPU (format serinus): announcements go along with the next step, in its stream; the moments are launches
+    Pools on a GPU: announcements go along with the next step, in its stream; the moments are launches
     that nothing waits for, so what they find arrives with a later poll. docs/design/canary_cuda.md.
 
     format: "serinus" (owner, life, chain and digest of every byte) or "sglang" (bit-exact with SGLang's records)

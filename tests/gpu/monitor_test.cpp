@@ -1370,42 +1370,44 @@ struct Decode {
 
 // For an all-gather: what the GPU makes of its own records, as the CPU does of its.
 TEST_F(MonitorGpu, RequestDigestsAreMadeWhereTheRecordsLie) {
-  Twins t({});
-  Ints slots;
-  for (Int i = 0; i < Twins::kWidth; ++i) slots.push_back(i * 5 % 997 + 1);
-  t.alloc(slots, 4);
-  t.prefill(1, 4, slots);
-  t.step();
-  const Ints odd{slots[0], 990, -7, 1 << 30, slots[4]};  // nothing is there, nor there
-  for (std::size_t i = 0; i < odd.size(); ++i) {
-    t.table.host[2 * Twins::kWidth + i] = static_cast<std::int32_t>(odd[i]);
-  }
-  t.clear_batch();
-  t.rows = {1, 1, 1, 2, 0, -5, Int{1} << 40, 1, 1};
-  t.prefix = {Twins::kWidth, 7, 0, 5, 3, 3, 3, -1, Int{1} << 40};
-  t.owners = {4, 4, 4, 9, 1, 1, 1, 4, 4};
-  t.extend = t.valid = Ints(t.rows.size(), 0);
-  OnDevice device(t);
-  device.send(t);
-  const auto bs = std::ssize(t.rows);
-  const DeviceBuffer made(t.rows.size() * sizeof(RequestDigest));
-  const TensorView digests(made.data(), DType::u8, {bs, 32}, kGpu);
-  for (int p = 0; p < t.pools(); ++p) {
-    t.gpu->request_digests(p, device.batch, digests, {});
-    const auto got = made.download<RequestDigest>();
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(got[i], request_digest(*t.cpu, p, t.owners[i], t.rows[i], t.prefix[i],
-                                       t.batch(false).req_to_token))
-          << "pool " << p << ", request " << i;
+  for (const Format format : kFormats) {
+    Twins t({.format = format});
+    Ints slots;
+    for (Int i = 0; i < Twins::kWidth; ++i) slots.push_back(i * 5 % 997 + 1);
+    t.alloc(slots, 4);
+    t.prefill(1, 4, slots);
+    t.step();
+    const Ints odd{slots[0], 990, -7, 1 << 30, slots[4]};  // nothing is there, nor there
+    for (std::size_t i = 0; i < odd.size(); ++i) {
+      t.table.host[2 * Twins::kWidth + i] = static_cast<std::int32_t>(odd[i]);
     }
-    EXPECT_NE(got[0].chain, got[1].chain);
-    EXPECT_NE(got[0].kv, got[1].kv);
+    t.clear_batch();
+    t.rows = {1, 1, 1, 2, 0, -5, Int{1} << 40, 1, 1};
+    t.prefix = {Twins::kWidth, 7, 0, 5, 3, 3, 3, -1, Int{1} << 40};
+    t.owners = {4, 4, 4, 9, 1, 1, 1, 4, 4};
+    t.extend = t.valid = Ints(t.rows.size(), 0);
+    OnDevice device(t);
+    device.send(t);
+    const auto bs = std::ssize(t.rows);
+    const DeviceBuffer made(t.rows.size() * sizeof(RequestDigest));
+    const TensorView digests(made.data(), DType::u8, {bs, 32}, kGpu);
+    for (int p = 0; p < t.pools(); ++p) {
+      t.gpu->request_digests(p, device.batch, digests, {});
+      const auto got = made.download<RequestDigest>();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_EQ(got[i], request_digest(*t.cpu, p, t.owners[i], t.rows[i], t.prefix[i],
+                                         t.batch(false).req_to_token))
+            << "pool " << p << ", request " << i;
+      }
+      EXPECT_NE(got[0].chain, got[1].chain);
+      EXPECT_NE(got[0].kv, got[1].kv);
+    }
+    EXPECT_THROW(t.gpu->request_digests(7, device.batch, digests, {}), ValueError);
+    EXPECT_THROW(
+        t.gpu->request_digests(0, device.batch, {made.data(), DType::u8, {bs, 31}, kGpu}, {}),
+        ValueError);
+    EXPECT_THROW(t.cpu->request_digests(0, device.batch, digests, {}), ValueError);
   }
-  EXPECT_THROW(t.gpu->request_digests(7, device.batch, digests, {}), ValueError);
-  EXPECT_THROW(
-      t.gpu->request_digests(0, device.batch, {made.data(), DType::u8, {bs, 31}, kGpu}, {}),
-      ValueError);
-  EXPECT_THROW(t.cpu->request_digests(0, device.batch, digests, {}), ValueError);
 }
 
 /// How a forward is cut into graphs, and where the moments are.

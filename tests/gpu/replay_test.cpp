@@ -110,6 +110,25 @@ TEST_F(ReplayGpu, FindsTheFaultsOfATwoTierEngineWithDrafts) {
   expect_same(o, "all:30");
 }
 
+// The format sees less, and it knows nothing of owners: what it says is compared, not judged.
+TEST_F(ReplayGpu, WatchesInTheSglangFormat) {
+  EngineOptions o = small();
+  o.canary.format = canary::Format::sglang;
+  o.canary.sweep_interval = 50;
+  o.draft_layers = 1;
+  expect_same(o, "all:20");
+}
+
+TEST_F(ReplayGpu, WatchesAWindowedEngineInTheSglangFormat) {
+  EngineOptions o = small();
+  o.canary.format = canary::Format::sglang;
+  o.host_tokens = 30'000;
+  expect_same(o, "all:20");
+  o.host_tokens = 0;
+  o.window = 512;
+  expect_same(o, "all:20");
+}
+
 TEST_F(ReplayGpu, FindsTheFaultsOfAWindowedEngine) {
   EngineOptions o = small();
   o.window = 512;

@@ -37,8 +37,8 @@ void launch_load_sources(const PoolParams&, const SourceParams&, const std::uint
 void launch_clear_ring(const RingParams&, Device, Stream) {}
 void launch_next_step(const RingParams&, Device, Stream) {}
 void launch_recycle_ring(const RingParams&, std::uint64_t, Device, Stream) {}
-void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest*, Device, Stream) {
-}
+void launch_request_digests(const PoolParams&, Format, const BatchParams&, RequestDigest*, Device,
+                            Stream) {}
 bool fits_step(const BatchParams&, const StepWork&) {
   return false;
 }

@@ -191,6 +191,8 @@ struct Workspace {
 RingParams params_of(const DeviceRing& ring);
 /// Throws ValueError where the batch's tensors do not belong together, or are not on `device`.
 BatchParams params_of(const DeviceBatch& batch, Device device);
+void request_digests(const PoolParams& pool, Format format, const DeviceBatch& batch,
+                     const TensorView& digests, Device device, Stream stream);
 
 // ---------------------------------------------------------------- launches, by kernel family
 
@@ -246,8 +248,9 @@ void launch_compose_tree(const PoolParams&, const RingParams&, const BatchParams
                          Stream);
 
 // ranks.cu
-void launch_request_digests(const PoolParams&, const BatchParams&, RequestDigest* to, Device,
-                            Stream);
+/// Of the pool's records, which are of that format, and its table.
+void launch_request_digests(const PoolParams&, Format, const BatchParams&, RequestDigest* to,
+                            Device, Stream);
 
 // step.cu
 /// What one launch does of a step, for batches of which every CTA can find out at once what is due.

@@ -538,12 +538,16 @@ void stamp(const DevicePool& pool, const DeviceRing& ring, const DeviceBatch& ba
 void request_digests(const DevicePool& pool, const DeviceBatch& batch, const TensorView& digests,
                      Stream stream) {
   const PoolParams p = params(pool, "canary request_digests");
-  const Device device = device_of(pool);
+  request_digests(p, Format::serinus, batch, digests, device_of(pool), stream);
+}
+
+void request_digests(const PoolParams& pool, Format format, const DeviceBatch& batch,
+                     const TensorView& digests, Device device, Stream stream) {
   const BatchParams b = params(batch, device);
   Shapes().expect("digests", digests, {b.num_requests, std::int64_t{sizeof(RequestDigest)}});
   check_tensor("digests", digests, DType::u8, device);
   check_aligned("digests", digests, alignof(RequestDigest));
-  launch_request_digests(p, b, digests.as<RequestDigest>(), device, stream);
+  launch_request_digests(pool, format, b, digests.as<RequestDigest>(), device, stream);
 }
 
 void sweep(const DevicePool& pool, const DeviceRing& ring, std::int64_t slots, const TensorView&,

@@ -4,6 +4,7 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "canary/cuda/serinus/cells.cuh"
+#include "canary/sglang/hash.h"
 #include "gpu/launch.h"
 
 namespace serinus::canary::cuda {
@@ -14,6 +15,19 @@ constexpr int kRankThreads = 1024;
 constexpr int kAhead = 4;  // cells of a thread whose records are on their way at once
 using Reduce = cub::BlockReduce<std::uint64_t, kRankThreads>;
 
+/// What a record of the format says about all tokens up to its own.
+template <Format kFormat>
+__device__ std::uint64_t chain_of(const Record& r) {
+  if constexpr (kFormat == Format::serinus) {
+    return r.chain;
+  } else {
+    return is_blank(r) ? 0
+                       : sglang::hash::mix3(r.chain, std::uint64_t{r.position} << 32 | r.token,
+                                            std::uint64_t{r.generation} << 32 | r.owner);
+  }
+}
+
+template <Format kFormat>
 __global__ void __launch_bounds__(kRankThreads)
     request_digests_kernel(const __grid_constant__ PoolParams p,
                            const __grid_constant__ BatchParams b, RequestDigest* digests) {
@@ -37,7 +51,7 @@ __global__ void __launch_bounds__(kRankThreads)
     for (int i = 0; i < kAhead; ++i) {
       if (!counts[i]) continue;
       const std::int64_t cell = first + i * kRankThreads;
-      chain += hash::rank_term(records[i].chain, cell);
+      chain += hash::rank_term(chain_of<kFormat>(records[i]), cell);
       kv += hash::rank_term(records[i].kv_digest, cell);
     }
   }
@@ -54,11 +68,13 @@ __global__ void __launch_bounds__(kRankThreads)
 
 }  // namespace
 
-void launch_request_digests(const PoolParams& p, const BatchParams& b, RequestDigest* digests,
-                            Device device, Stream stream) {
+void launch_request_digests(const PoolParams& p, Format format, const BatchParams& b,
+                            RequestDigest* digests, Device device, Stream stream) {
   if (b.num_requests == 0) return;
   const gpu::OnDevice current(device);
-  gpu::launch("canary request_digests", request_digests_kernel,
+  const auto kernel = format == Format::serinus ? request_digests_kernel<Format::serinus>
+                                                : request_digests_kernel<Format::sglang>;
+  gpu::launch("canary request_digests", kernel,
               {static_cast<unsigned>(b.num_requests), kRankThreads}, stream, p, b, digests);
 }
 

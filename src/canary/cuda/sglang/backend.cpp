@@ -295,8 +295,18 @@ class SglangCudaBackend final : public DeviceBackend {
     }
     return h;
   }
-  void request_digests(int, const DeviceBatch&, const TensorView&, Stream) const override {
-    unsupported("request_digests() of records of format sglang: request_digest() makes one");
+  void request_digests(int pool, const DeviceBatch& batch, const TensorView& digests,
+                       Stream stream) const override {
+    const Pool& p = at(pool);
+    PoolParams records;
+    records.records = static_cast<Record*>(p.tail.data());
+    records.num_slots = p.spec.num_slots;
+    records.swa = p.spec.kind == PoolKind::swa;
+    if (!p.spec.full_to_swa.empty()) {
+      records.full_to_swa = p.spec.full_to_swa.data();
+      records.full_to_swa_size = std::ssize(p.spec.full_to_swa);
+    }
+    cuda::request_digests(records, Format::sglang, batch, digests, device_, stream);
   }
 
  protected:
