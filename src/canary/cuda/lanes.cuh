@@ -25,4 +25,14 @@ __device__ __forceinline__ std::uint64_t shuffle_up(std::uint64_t x) {
   return __shfl_up_sync(kAllLanes, static_cast<unsigned long long>(x), 1);
 }
 
+/// The sum of this lane's `x` and of those of the lanes before it.
+__device__ __forceinline__ int sum_up_to(int x) {
+#pragma unroll
+  for (int d = 1; d < kWarp; d *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, x, d);
+    if (lane_id() >= d) x += below;
+  }
+  return x;
+}
+
 }  // namespace serinus::canary::cuda

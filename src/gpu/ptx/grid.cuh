@@ -29,6 +29,15 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
   return v;
 }
 
+/// Counts, when all is seen that this thread stored, or saw stored.
+__device__ __forceinline__ void add_release(unsigned* p, unsigned n) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
+}
+
+/// Brings a line of memory into L2, and the address of its page near; nothing of it is read.
+__device__ __forceinline__ void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 /// Asks for a line of memory that is only read, into L1; waits for nothing.
 __device__ __forceinline__ void touch(const void* p) {
   asm volatile("{\n.reg .u32 unused;\nld.global.nc.u32 unused, [%0];\n}" ::"l"(p));

@@ -92,6 +92,9 @@ inline int __syncthreads_or(int any) {
   for (unsigned i = 0; i < blockDim.x; ++i) found |= static_cast<int>(all[i]);
   return found;
 }
+inline int __syncthreads_and(int all) {
+  return __syncthreads_or(all == 0 ? 1 : 0) == 0 ? 1 : 0;
+}
 inline void __syncwarp(unsigned mask = ~0u) {
   emulator::meet_lanes(mask, 0);
 }

@@ -40,15 +40,44 @@ __device__ __forceinline__ RowCursor cursor_of(const PoolParams& p, std::int64_t
   return row >= 0 && row < p.num_rows ? p.cursors[row] : RowCursor{};
 }
 
+/// What a plan needs to know of a request.
+struct Reader {
+  std::int64_t row = 0;
+  Owner owner = 0;
+  Range all;         ///< cells that attention reads
+  RowCursor cursor;  ///< of a rolling check
+};
+__device__ __forceinline__ Reader reader_of(const PoolParams& p, const BatchParams& b,
+                                            std::int64_t r, bool rolls) {
+  Reader reader{b.rows[r], b.owners[r], {}, {}};
+  reader.all = prefix_range(p, b, r);
+  if (rolls) reader.cursor = cursor_of(p, reader.row);
+  return reader;
+}
+
+/// n * wanted / total, rounded up; wanted < total.
+__device__ __forceinline__ std::int64_t share_of_budget(std::int64_t n, std::uint64_t wanted,
+                                                        std::uint64_t total) {
+  const auto l = static_cast<std::uint64_t>(n);
+  if (l == total) return static_cast<std::int64_t>(wanted);
+  const std::uint64_t most = l * wanted + (total - 1);
+  if (l >> 32 == 0 && most >> 32 == 0) {
+    return static_cast<std::uint32_t>(most) / static_cast<std::uint32_t>(total);
+  }
+  if (__umul64hi(l, wanted) == 0) return static_cast<std::int64_t>(most / total);
+  return static_cast<std::int64_t>(static_cast<double>(l) *
+                                   (static_cast<double>(wanted) / static_cast<double>(total)));
+}
+
 /// What is to be checked of request r: all (`records` 0); or what is due, and of `records` cells
 /// its share by length, at least one, from where it stopped the last time, in up to two pieces.
 /// `total` cells have all requests together.
-__device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
-                               std::int64_t records, std::uint64_t total, RowCursor cursor) {
+__device__ __forceinline__ Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
+                                        const Reader& reader, std::int64_t records,
+                                        std::uint64_t total) {
   Plan plan;
-  const std::int64_t row = b.rows[r];
+  const auto& [row, owner, all, cursor] = reader;
   if (row == 0 || !has_row(b.table, row)) return plan;
-  const Range all = prefix_range(p, b, r);
   if (records == 0) {
     plan.ranges[0] = all;
     return plan;
@@ -62,41 +91,25 @@ __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::i
     if (due.begin < due.end) plan.ranges[0] = due;
   }
   if (all.begin >= all.end) return plan;
-  const std::int64_t length = all.end - all.begin;
-  // records * length / total, rounded up.
+  std::int64_t n = all.end - all.begin;
   const auto wanted = static_cast<std::uint64_t>(records);
-  std::int64_t n = length;
-  if (wanted < total) {
-    const auto l = static_cast<std::uint64_t>(length);
-    const std::uint64_t most = l * wanted + (total - 1);
-    n = length == total ? records
-        : l >> 32 == 0 && most >> 32 == 0
-            ? static_cast<std::int64_t>(static_cast<std::uint32_t>(most) /
-                                        static_cast<std::uint32_t>(total))
-        : __umul64hi(l, wanted) == 0
-            ? static_cast<std::int64_t>((l * wanted + (total - 1)) / total)
-            : static_cast<std::int64_t>(static_cast<double>(l) *
-                                        (static_cast<double>(wanted) / static_cast<double>(total)));
-  }
+  if (wanted < total) n = share_of_budget(n, wanted, total);
   if (n < 1) n = 1;
-  if (cursor.owner != b.owners[r] || cursor.cell < all.begin || cursor.cell >= all.end) {
-    cursor.cell = all.begin;
-  }
-  const std::int64_t here = n < all.end - cursor.cell ? n : all.end - cursor.cell;
-  plan.ranges[1] = {cursor.cell, cursor.cell + here};
-  cursor.cell += here;
+  const bool goes_on = cursor.owner == owner && cursor.cell >= all.begin && cursor.cell < all.end;
+  const std::int64_t begin = goes_on ? cursor.cell : all.begin;
+  const std::int64_t here = n < all.end - begin ? n : all.end - begin;
+  plan.ranges[1] = {begin, begin + here};
+  plan.next = {owner, 0, begin + here};
   if (here < n) {
     plan.ranges[2] = {all.begin, all.begin + n - here};
-    cursor.cell = plan.ranges[2].end;
+    plan.next.cell = plan.ranges[2].end;
   }
-  cursor.owner = b.owners[r];
-  plan.next = cursor;
   plan.rolls = row < p.num_rows;
   return plan;
 }
 __device__ inline Plan plan_of(const PoolParams& p, const BatchParams& b, std::int64_t r,
                                std::int64_t records, std::uint64_t total) {
-  return plan_of(p, b, r, records, total, records != 0 ? cursor_of(p, b.rows[r]) : RowCursor{});
+  return plan_of(p, b, r, reader_of(p, b, r, records != 0), records, total);
 }
 
 /// Rows, lengths and due cells that leave the table: reported once, by one CTA.

@@ -171,8 +171,8 @@ class TokenStage {
 };
 
 /// Composes tile `number`, of kEach tokens a thread: what was there before is read here, and
-/// nowhere later. A CTA's work.
-template <int kEach = static_cast<int>(kStampTile) / kThreads>
+/// nowhere later. `kAlone`: there are no other tiles, and nobody asks for its map. A CTA's work.
+template <int kEach = static_cast<int>(kStampTile) / kThreads, bool kAlone = false>
 __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingParams& ring,
                                              const BatchParams& b, std::int64_t number,
                                              StampedToken* tokens, ChainMap* maps) {
@@ -249,6 +249,13 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
     is_stamped(p, ring, b, first + i, b.locations[first + i], b.positions[first + i], -1, -1);
     stage.put(i, {});
   }
+  if constexpr (kAlone && kEach == 1) {
+    // Every token begins a chain: a decode step.
+    if (__syncthreads_and(run.starts || run.stamped == 0) != 0) {
+      stage.store(tokens + first_of_warp, b.num_tokens - first_of_warp);
+      return;
+    }
+  }
   run.chain = hash::fold(run.chain);
   ChainSoFar after;
   const ChainSoFar before = before_run<kEach>(run, after);
@@ -260,7 +267,7 @@ __device__ __forceinline__ void compose_tile(const PoolParams& p, const RingPara
         plus(hash::fold(stage.chain(i)), times(before.chain, __ldg(&kPowers.up[power])));
     stage.power(i) = before.started ? 0 : static_cast<std::uint64_t>(before.stamped) + power;
   }
-  if (t == kThreads - 1) {
+  if (!kAlone && t == kThreads - 1) {
     maps[number] = {after.started ? 0 : __ldg(&kPowers.up[after.stamped]), after.chain};
   }
   stage.store(tokens + first_of_warp, b.num_tokens - first_of_warp);

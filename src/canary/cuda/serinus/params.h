@@ -26,6 +26,7 @@ static_assert(sizeof(Piece) == 48);
 /// CTAs of whole steps that are done, by what they do. They only grow, modulo 2^32.
 struct StepDone {
   std::uint32_t checks = 0, composed = 0, stamps = 0;
+  std::uint32_t looked = 0;  ///< checks that have seen all that a stamp changes
 };
 
 /// Which pieces a source has.

@@ -138,12 +138,7 @@ __device__ inline int find_live(const PoolParams& p, std::int64_t cursor, std::i
     for (int i = t / kWarp; i < f.num_chunks; i += kWarps) {
       const std::int64_t chunk = c0 + f.chunks[i];
       std::uint32_t bits = word(chunk, lane);
-      int up_to = __popc(bits);
-#pragma unroll
-      for (int d = 1; d < kWarp; d *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, up_to, d);
-        if (lane >= d) up_to += below;
-      }
+      const int up_to = sum_up_to(__popc(bits));
       std::int64_t rank = f.ranks[i] + up_to - __popc(bits);
       for (; bits != 0 && rank < first; ++rank) bits &= bits - 1;
       for (; bits != 0 && rank < last; bits &= bits - 1, ++rank) {

@@ -35,10 +35,17 @@ constexpr int kMostRequests = kThreads;
 struct StepShape {
   Moment moment;
   bool ends_step;
+  bool narrow;  ///< the lengths of all requests add up to less than 2^31
   std::int64_t records, sweep_slots;
   TileShape tile;
   int checks, stamps, sweeps;  ///< CTAs
+  int stages;  ///< blocks of a slot that an octet has under way: kMostStages or one less
 };
+
+/// What digest_slot() has under way: the ring that all digests share, and one stage behind Shared.
+constexpr int kBlockVectors = hash::kBlock / kOctetBytes;  // of a lane
+constexpr std::uint32_t kLayer = kThreads * kVector, kStageBytes = kBlockVectors * kLayer;
+constexpr int kMostStages = 1 + kSteps * kWide / kBlockVectors;
 
 /// Fields of PoolWords::arrivals: all CTAs, those that check, those that sweep.
 constexpr int kField = 20;
@@ -69,6 +76,30 @@ struct Shared {
   std::int64_t list[kWarp];
   SlotView views[kWarp];
 };
+
+/// Brings near what the launch will read first, a thread each: while the launch before still works,
+/// or else all at once instead of one after another. Nothing is read yet.
+__device__ __forceinline__ void prefetch_first(const PoolParams& p, const RingParams& ring,
+                                               const BatchParams& b) {
+  int i = static_cast<int>(threadIdx.x) - kWarp;
+  const auto next = [&](const void* at) {
+    if (i-- == 0 && at != nullptr) gpu::ptx::prefetch(at);
+  };
+  next(b.rows);
+  next(b.prefix_lens);
+  next(b.owners);
+  next(b.locations);
+  next(b.table.cells);
+  next(b.expected.cells);
+  next(p.words);
+  next(p.cursors);
+  next(p.records);
+  next(p.marks);
+  next(p.live);
+  next(p.ledger);
+  next(p.seals);
+  next(ring.header);
+}
 
 /// Brings the table of pieces near: it is never written.
 __device__ __forceinline__ void touch_pieces(const PoolParams& p) {
@@ -102,6 +133,7 @@ __device__ __forceinline__ void read_words(const PoolParams& p, const RingParams
   shared.before.checks = __ldcg(&p.words->done_before.checks);
   shared.before.composed = __ldcg(&p.words->done_before.composed);
   shared.before.stamps = __ldcg(&p.words->done_before.stamps);
+  shared.before.looked = __ldcg(&p.words->done_before.looked);
 }
 
 /// This CTA has read all that the launch moves; what the arrivals were before is known when it is
@@ -118,7 +150,7 @@ __device__ __forceinline__ void finish_arrivals(const PoolParams& p, const RingP
   p.words->arrivals = 0;
   if (s.stamps + s.sweeps > 0) {
     p.words->done_before = {before.checks + s.checks + 1, before.composed + (s.stamps > 0 ? 1 : 0),
-                            before.stamps + s.stamps};
+                            before.stamps + s.stamps, before.looked + s.checks};
   }
   if (s.ends_step) ring.header->counts.steps = step + 1;
 }
@@ -147,73 +179,77 @@ __device__ __forceinline__ Wait after_stamps(const PoolParams& p, const StepShap
 
 /// The first warp has done its part; what it stored is seen by who waits.
 __device__ __forceinline__ void done(std::uint32_t& count) {
-  __threadfence();
   __syncwarp();
-  if (threadIdx.x == 0) atomicAdd(&count, 1u);
+  if (threadIdx.x == 0) gpu::ptx::add_release(&count, 1);
 }
 
 // ---------------------------------------------------------------- checks
 
 /// Finds this CTA's tile among those of all requests, a thread a request. False: there is none.
 template <Depth kDepth>
-__device__ bool find_tile(const PoolParams& p, const BatchParams& b, const StepShape& s,
-                          Shared<kDepth>& shared) {
+__device__ __forceinline__ bool find_tile(const PoolParams& p, const BatchParams& b,
+                                          const StepShape& s, Shared<kDepth>& shared) {
   const int t = static_cast<int>(threadIdx.x);
-  const int lane = lane_id();
   const int warp = t / kWarp;
-  const bool mine = t < b.num_requests;
-  std::int64_t row = 0;
-  Owner owner = 0;
-  Range all;
-  RowCursor cursor;
-  if (mine) {
-    row = b.rows[t];
-    owner = b.owners[t];
-    all = prefix_range(p, b, t);
-    cursor = cursor_of(p, row);
-  }
-  auto length = static_cast<std::uint64_t>(all.end - all.begin);
-  for (int d = 1; d < kWarp; d *= 2) {
-    length += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(length), d);
-  }
-  if (lane == 0) shared.lengths[warp] = length;
+  const bool by_warps = b.num_requests > kWarp;  // else the first plans alone
   if (t == 0) shared.request = -1;
-  __syncthreads();
-  std::uint64_t total = 0;
-  for (const std::uint64_t n : shared.lengths) total += n;
-  int tiles = 0;
-  Plan plan;
-  if (mine) {
-    plan = plan_of(p, b, t, s.records, total, cursor);
-#pragma unroll
-    for (const Range& r : plan.ranges) tiles += static_cast<int>(s.tile.tiles(r.end - r.begin));
-  }
-  if (mine) shared.next[t] = {plan.next.owner, plan.rolls ? 1 : 0, plan.next.cell};
-  int up_to = tiles;
-  for (int d = 1; d < kWarp; d *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, up_to, d);
-    if (lane >= d) up_to += below;
-  }
-  if (lane == kWarp - 1) shared.tiles[warp] = up_to;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) up_to += shared.tiles[w];
-  int tile = static_cast<int>(blockIdx.x) - (up_to - tiles);
-  if (tile >= 0 && tile < tiles) {
-    Range range = plan.ranges[0];
-#pragma unroll
-    for (int i = 1; i < kRanges; ++i) {
-      const auto before = static_cast<int>(s.tile.tiles(range.end - range.begin));
-      if (tile >= before) {
-        tile -= before;
-        range = plan.ranges[i];
+  if (by_warps || warp == 0) {
+    if (by_warps) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+    const bool mine = t < b.num_requests;
+    Reader reader;
+    if (mine) reader = reader_of(p, b, t, true);
+    const std::int64_t length = reader.all.end - reader.all.begin;
+    std::uint64_t total = 0;
+    if (s.narrow) {
+      total = static_cast<std::uint32_t>(__reduce_add_sync(kAllLanes, static_cast<int>(length)));
+    } else {
+      total = static_cast<std::uint64_t>(length);
+      for (int d = 1; d < kWarp; d *= 2) {
+        total += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(total), d);
       }
     }
-    const std::int64_t begin = range.begin + std::int64_t{tile} * s.tile.rows;
-    shared.tile = {begin, begin + s.tile.rows < range.end ? begin + s.tile.rows : range.end,
-                   range.begin};
-    shared.request = t;
-    shared.row = row;
-    shared.owner = owner;
+    if (by_warps) {
+      if (lane_id() == 0) shared.lengths[warp] = total;
+      __syncthreads();
+      total = 0;
+      for (const std::uint64_t n : shared.lengths) total += n;
+    }
+    Plan plan;
+    int tiles = 0;
+    if (mine) {
+      plan = plan_of(p, b, t, reader, s.records, total);
+      for (const Range& r : plan.ranges) tiles += static_cast<int>(s.tile.tiles(r.end - r.begin));
+      shared.next[t] = {plan.next.owner, plan.rolls ? 1 : 0, plan.next.cell};
+    }
+    int up_to = sum_up_to(tiles);
+    if (by_warps) {
+      if (lane_id() == kWarp - 1) shared.tiles[warp] = up_to;
+      __syncthreads();
+      for (int w = 0; w < warp; ++w) up_to += shared.tiles[w];
+    }
+    int tile = static_cast<int>(blockIdx.x) - (up_to - tiles);
+    if (tile >= 0 && tile < tiles) {
+      Range range = plan.ranges[0];
+#pragma unroll
+      for (int i = 1; i < kRanges; ++i) {
+        const auto before = static_cast<int>(s.tile.tiles(range.end - range.begin));
+        if (tile >= before) {
+          tile -= before;
+          range = plan.ranges[i];
+        }
+      }
+      const std::int64_t begin = range.begin + std::int64_t{tile} * s.tile.rows;
+      shared.tile = {begin, begin + s.tile.rows < range.end ? begin + s.tile.rows : range.end,
+                     range.begin};
+      shared.request = t;
+      shared.row = reader.row;
+      shared.owner = reader.owner;
+    }
+    __syncwarp();
   }
   __syncthreads();
   return shared.request >= 0;
@@ -289,81 +325,120 @@ __device__ __noinline__ int judge_tile(Moment moment, Shared<kDepth>& shared) {
 
 // ---------------------------------------------------------------- bytes
 
-/// Terms of a slot's bytes, all of them: an octet takes every 32nd piece, with two of them under
-/// way. `scratch.sums` has an octet's sum each.
-__device__ __forceinline__ void digest_slot(const PoolParams& p, std::int32_t slot,
-                                            DigestScratch<Depth::all>& scratch) {
-  constexpr int kOctets = kThreads / kOctet, kStages = kSteps * kWide * kOctetBytes / hash::kBlock;
-  constexpr std::uint32_t kLayer = kThreads * kVector;
-  constexpr int kEach = hash::kBlock / kOctetBytes;  // vectors of a lane
-  const int in_octet = lane_id() % kOctet;
-  const unsigned octet = 0xFFu << (lane_id() - in_octet);
+/// Terms of a slot's bytes, all of them: an octet takes every 32nd block, with `stages` of them
+/// under way. While the first are, `meanwhile` is done. `scratch.sums` has a warp's sum each.
+template <class Meanwhile>
+__device__ __forceinline__ void digest_slot(const PoolParams& p, std::int32_t slot, int stages,
+                                            DigestScratch<Depth::all>& scratch,
+                                            std::uint32_t last_stage, const Meanwhile& meanwhile) {
+  constexpr int kOctets = kThreads / kOctet;
+  const int lane = lane_id();
+  const int in_octet = lane % kOctet;
+  const unsigned octet = 0xFFu << (lane - in_octet);
   const Address address = address_of(p, slot);
-  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][threadIdx.x]);
-  const auto ask = [&](int piece, std::uint32_t to) {
+  const std::uint32_t column = static_cast<std::uint32_t>(threadIdx.x) * kVector;
+  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][0]);
+  const std::uint32_t keys = gpu::ptx::shared_address(&scratch.nh_keys[in_octet]);
+  const int first = static_cast<int>(threadIdx.x) / kOctet;
+  hash::u128 terms = 0;
+  int stage = 0;
+#pragma unroll 1
+  for (int i = 0;; ++i) {
+    if (i == stages) meanwhile();
+    const std::uint32_t at =
+        column + (stage == kMostStages - 1
+                      ? last_stage
+                      : ring + static_cast<std::uint32_t>(stage) * kStageBytes);
+    if (++stage == stages) stage = 0;
+    if (i >= stages) {
+      const int piece = first + (i - stages) * kOctets;
+      if (piece >= p.num_pieces) break;
+      const hash::BlockKeys block_keys = keys_of(p, piece);
+      const int bytes = __ldg(&p.pieces[piece].bytes);
+      if (stages == kMostStages) {
+        gpu::ptx::cp_async_wait<kMostStages - 1>();
+      } else {
+        gpu::ptx::cp_async_wait<kMostStages - 2>();
+      }
+      std::uint64_t nh = 0;
+      if (bytes == hash::kBlock) {
+        std::uint64_t other = 0;
+#pragma unroll
+        for (int v = 0; v < kBlockVectors; ++v) {
+          const uint4 word = gpu::ptx::load_shared_u32x4(at + v * kLayer);
+          const ulonglong2 key = gpu::ptx::load_shared_u64x2(keys + v * kOctetBytes);
+          nh += hash::nh_pair(static_cast<std::uint64_t>(word.y) << 32 | word.x, key.x);
+          other += hash::nh_pair(static_cast<std::uint64_t>(word.w) << 32 | word.z, key.y);
+        }
+        nh += other;
+      } else {
+        const int n = bytes - in_octet * kVector;
+#pragma unroll 1
+        for (int v = 0; n > v * kOctetBytes; ++v) {
+          nh += nh_vector(gpu::ptx::load_shared_u32x4(at + v * kLayer),
+                          gpu::ptx::load_shared_u64x2(keys + v * kOctetBytes), n - v * kOctetBytes);
+        }
+      }
+#pragma unroll
+      for (int d = 1; d < kOctet; d *= 2) {
+        nh += __shfl_xor_sync(octet, static_cast<unsigned long long>(nh), d);
+      }
+      terms += hash::block_term(nh, block_keys);
+    }
+    const int piece = first + i * kOctets;
     if (piece < p.num_pieces) {
       const OpenPiece open = open_piece(p, piece, address);
-      const int n = open.bytes - in_octet * kVector;
-      const std::uint8_t* const at = open.at + in_octet * kVector;
-      if (open.alignment == kVector) {
+      const std::uint8_t* const from = open.at + in_octet * kVector;
+      if (open.bytes == hash::kBlock && open.alignment == kVector) {
 #pragma unroll
-        for (int v = 0; v < kEach; ++v) {
-          if (n > v * kOctetBytes) {
-            gpu::ptx::cp_async_zfill<kVector>(to + v * kLayer, at + v * kOctetBytes,
-                                              min(n - v * kOctetBytes, kVector));
-          }
+        for (int v = 0; v < kBlockVectors; ++v) {
+          gpu::ptx::cp_async<kVector>(at + v * kLayer, from + v * kOctetBytes);
         }
       } else {
+        const int n = open.bytes - in_octet * kVector;
 #pragma unroll 1
-        for (int v = 0; v < kEach && n > v * kOctetBytes; ++v) {
-          copy_vector(to + v * kLayer, at + v * kOctetBytes, n - v * kOctetBytes, open.alignment);
+        for (int v = 0; n > v * kOctetBytes; ++v) {
+          copy_vector(at + v * kLayer, from + v * kOctetBytes, n - v * kOctetBytes, open.alignment);
         }
       }
     }
     gpu::ptx::cp_async_commit();
-  };
-  const int first = static_cast<int>(threadIdx.x) / kOctet;
-  hash::u128 terms = 0;
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) ask(first + i * kOctets, ring + i * kEach * kLayer);
-#pragma unroll 1
-  for (int piece = first, stage = 0; piece < p.num_pieces;
-       piece += kOctets, stage = (stage + 1) % kStages) {
-    const std::uint32_t from = ring + stage * kEach * kLayer;
-    const hash::BlockKeys keys = keys_of(p, piece);
-    const int n = __ldg(&p.pieces[piece].bytes) - in_octet * kVector;
-    gpu::ptx::cp_async_wait<kStages - 1>();
-    std::uint64_t nh = 0;
-#pragma unroll
-    for (int v = 0; v < kEach; ++v) {
-      if (n > v * kOctetBytes) {
-        nh += nh_vector(gpu::ptx::load_shared_u32x4(from + v * kLayer),
-                        scratch.nh_keys[in_octet + v * kOctet], n - v * kOctetBytes);
-      }
-    }
-#pragma unroll
-    for (int d = 1; d < kOctet; d *= 2) {
-      nh += __shfl_xor_sync(octet, static_cast<unsigned long long>(nh), d);
-    }
-    terms += hash::block_term(nh, keys);
-    ask(piece + kStages * kOctets, from);
   }
-  if (in_octet == 0) scratch.sums[first] = hash::canonical(terms);
+  std::uint64_t sum = hash::reduce(terms);
+  __syncwarp();
+#pragma unroll
+  for (int d = kOctet; d < kWarp; d *= 2) {
+    sum += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+  }
+  if (lane == 0) scratch.sums[threadIdx.x / kWarp] = hash::canonical(sum);
 }
 
-/// Hashes the CTA's tile, whose slots are in every warp's scratch. A barrier must follow.
-template <Depth kDepth>
-__device__ __forceinline__ void hash_tile(const PoolParams& p, const TileShape& tile,
-                                          DigestScratch<kDepth>& scratch) {
+/// Hashes the CTA's tile, of which this lane's row is `slot`, the same in every warp; and does
+/// `meanwhile` while bytes are under way. A barrier must follow.
+template <Depth kDepth, class Meanwhile>
+__device__ __forceinline__ void hash_tile(const PoolParams& p, const StepShape& s,
+                                          std::int32_t slot, Shared<kDepth>& shared,
+                                          const Meanwhile& meanwhile) {
+  DigestScratch<kDepth>& scratch = shared.bytes.digest;
+  const TileShape& tile = s.tile;
+  if constexpr (kDepth == Depth::all) {
+    if (tile.rows == 1) {
+      slot = __shfl_sync(kAllLanes, slot, 0);
+      if (slot < 0) return meanwhile();
+      return digest_slot(p, slot, s.stages, scratch, gpu::ptx::shared_address(&shared + 1),
+                         meanwhile);
+    }
+  }
+  meanwhile();
   const int t = static_cast<int>(threadIdx.x);
+  if (lane_id() < tile.rows) note_bytes(shared.bytes, lane_id(), slot, 0);
+  __syncwarp();
   const std::int32_t* const slots = scratch.slots[t / kWarp];
   if constexpr (kDepth == Depth::partial) {
     digest_partial(p, tile, share_of(tile, kThreads, t), scratch, slots, scratch.sums);
-  } else if (tile.rows > 1) {
+  } else {
     digest_all(p, tile, share_of(tile, kThreads / kOctet, t / kOctet), scratch, slots,
                scratch.sums);
-  } else if (slots[0] >= 0) {
-    digest_slot(p, slots[0], scratch);
   }
 }
 
@@ -385,16 +460,21 @@ __device__ __forceinline__ std::uint64_t lane_digest(const PoolParams& p, const 
   } else if (tile.rows > 1) {
     return lane < tile.rows ? digest_of(p, tile, shared.bytes.digest, lane) : 0;
   } else {
-    static_assert(kWarp == kThreads / kOctet);
-    const int parts = kDepth == Depth::all ? kWarp : tile.parts;
-    std::uint64_t sum = lane < parts ? shared.bytes.digest.sums[lane] : 0;
+    std::uint64_t sum = 0;
+    if constexpr (kDepth == Depth::all) {
+      static_assert(kWarps == 8);  // each less than p: the sum of so many fits
 #pragma unroll
-    for (int d = 1; d < kWarp; d *= 2) {
-      const std::uint64_t other =
-          __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
-      sum = hash::fold(sum + other);
+      for (int w = 0; w < kWarps; ++w) sum += shared.bytes.digest.sums[w];
+    } else {
+      sum = lane < tile.parts ? shared.bytes.digest.sums[lane] : 0;
+#pragma unroll
+      for (int d = 1; d < kWarp; d *= 2) {
+        const std::uint64_t other =
+            __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+        sum = hash::fold(sum + other);
+      }
     }
-    return hash::finish(hash::canonical(sum + shared.length_sum), p.depth);
+    return hash::finish(hash::canonical(hash::fold(sum) + shared.length_sum), p.depth);
   }
 }
 
@@ -430,6 +510,22 @@ __device__ __noinline__ void report_null(const PoolParams& p, const RingParams& 
 
 // ---------------------------------------------------------------- stamps and sweep
 
+/// Whether this step stamps the slot of a lane. By a warp.
+__device__ __forceinline__ bool stamps_any(const PoolParams& p, const BatchParams& b,
+                                           const StepShape& s, std::int32_t slot) {
+  const std::int64_t tokens = s.stamps > 0 ? b.num_tokens : 0;
+  bool any = false;
+#pragma unroll 1
+  for (int i = 0; i < s.tile.rows; ++i) {
+    const std::int64_t one = __shfl_sync(kAllLanes, slot, i);
+#pragma unroll 1
+    for (std::int64_t j = lane_id(); j < tokens; j += kWarp) {
+      any |= one >= 0 && stamped_slot(p, b.locations[j]) == one;
+    }
+  }
+  return __ballot_sync(kAllLanes, any) != 0;
+}
+
 __device__ __forceinline__ std::int64_t sweep_cursor(const PoolParams& p) {
   const std::int64_t cursor = __ldcg(&p.words->sweep_cursor);
   return has(p, cursor) ? cursor : 0;
@@ -457,12 +553,7 @@ __device__ std::int64_t nth_live(const PoolParams& p, std::int64_t cursor, std::
     }
     if (w < cursor >> 5) bits = 0;
     if (w == cursor >> 5) bits &= ~0u << (cursor & 31);
-    int up_to = __popc(bits);
-#pragma unroll
-    for (int d = 1; d < kWarp; d *= 2) {
-      const int below = __shfl_up_sync(kAllLanes, up_to, d);
-      if (lane >= d) up_to += below;
-    }
+    int up_to = sum_up_to(__popc(bits));
     const unsigned behind = __ballot_sync(kAllLanes, rank < up_to);
     if (behind != 0) {
       std::int64_t slot = -1;
@@ -479,12 +570,7 @@ __device__ std::int64_t nth_live(const PoolParams& p, std::int64_t cursor, std::
       mine = 0;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) mine += counts[i];
-      up_to = mine;
-#pragma unroll
-      for (int d = 1; d < kWarp; d *= 2) {
-        const int below = __shfl_up_sync(kAllLanes, up_to, d);
-        if (lane >= d) up_to += below;
-      }
+      up_to = sum_up_to(mine);
       const unsigned found = __ballot_sync(kAllLanes, rank < up_to);
       if (found != 0) {
         const int at = __ffs(static_cast<int>(found)) - 1;
@@ -553,13 +639,15 @@ __global__ void __launch_bounds__(kThreads, kCtas)
   }
   copy_parameter(p, shared.pool);
   copy_parameter(b, shared.batch);
+  prefetch_first(p, whole_ring, b);
+  int cta = 0;
+  const Role role = role_of(s, cta);
   gpu::ptx::follow_previous_grid();
   read_words(p, whole_ring, shared);
   const RingParams& ring = shared.ring;
   const int t = static_cast<int>(threadIdx.x);
   const int lane = lane_id();
-  int cta = 0;
-  const Role role = role_of(s, cta);
+  const bool has_waiting = s.stamps + s.sweeps > 0;
   // What is to be hashed, a slot a lane, the same in every warp; and what belongs to it.
   bool hashes = true;
   std::int32_t slot = -1;
@@ -577,10 +665,9 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     report_ranges(p, ring, b, s.moment);
   } else if (role == Role::compose) {
     __syncthreads();
-    compose_tile<1>(p, ring, b, 0, w.tokens, w.maps);
-    __threadfence();
+    compose_tile<1, true>(p, ring, b, 0, w.tokens, w.maps);
     __syncthreads();
-    if (t == 0) atomicAdd(&p.words->done.composed, 1u);
+    if (t == 0) gpu::ptx::add_release(&p.words->done.composed, 1);
     hashes = false;
   } else if (role == Role::stamp) {
     const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
@@ -612,39 +699,49 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         if (n == 0) add(ring.header->counts.sweeps, 1);
         __threadfence();
       }
-    } else {
-      if (lane < n) slot = static_cast<std::int32_t>(shared.list[lane]);
-      // A slot that this very step stamps is looked at afterwards.
-      bool of_step = false;
-      for (std::int64_t j = t; j < (s.stamps > 0 ? b.num_tokens : 0); j += kThreads) {
-        const std::int64_t stamped = stamped_slot(p, b.locations[j]);
-        for (int i = 0; i < n; ++i) of_step |= shared.list[i] == stamped;
-      }
-      if (__syncthreads_or(of_step) != 0) after_stamps(p, s, shared.before)();
-      if (slot >= 0 && t < kWarp) swept = view_slot(p, slot);
+    } else if (lane < n) {
+      slot = static_cast<std::int32_t>(shared.list[lane]);
     }
   }
-  std::uint64_t arrivals = 0;
-  if (t == 0) arrivals = arrive(p, fields);
 
-  if constexpr (kDepth != Depth::none) {
+  // The first warp's, while bytes are under way.
+  std::uint64_t arrivals = 0;
+  bool sound = true;
+  bool looked = false;
+  const auto meanwhile = [&] {
+    if (t >= kWarp) return;
+    if (t == 0) arrivals = arrive(p, fields);
+    if (role == Role::check) {
+      const Walk walk(p, b, shared.request, shared.row, shared.owner);
+      if (hashes) sound = __all_sync(kAllLanes, is_sound(walk, shared.tile, check));
+      // Nothing that a stamp changes is looked at later.
+      looked =
+          has_waiting && sound && (!hashes || (s.tile.rows == 1 && !stamps_any(p, b, s, slot)));
+      if (looked && lane == 0) atomicAdd(&p.words->done.looked, 1u);
+    } else if (role == Role::sweep) {
+      // A slot that this very step stamps is looked at afterwards.
+      if (stamps_any(p, b, s, slot)) after_stamps(p, s, shared.before)();
+      if (slot >= 0) swept = view_slot(p, slot);
+    }
+  };
+  if constexpr (kDepth == Depth::none) {
+    meanwhile();
+  } else {
     if (hashes) {
-      if (lane < s.tile.rows) note_bytes(shared.bytes, lane, slot, 0);
-      __syncwarp();
-      hash_tile<kDepth>(p, s.tile, shared.bytes.digest);
+      hash_tile<kDepth>(p, s, slot, shared, meanwhile);
+    } else {
+      meanwhile();
     }
     __syncthreads();
   }
 
   if (t >= kWarp) return;  // one warp looks at what all have hashed
   RingCounts& total = whole_ring.header->counts;
-  const bool has_waiting = s.stamps + s.sweeps > 0;
   if (role == Role::check) {
     if (hashes) {
-      const Walk walk(p, b, shared.request, shared.row, shared.owner);
       std::uint64_t stored = check.cell.record.kv_digest;
       int verified = static_cast<int>(shared.tile.end - shared.tile.begin);
-      if (!__all_sync(kAllLanes, is_sound(walk, shared.tile, check))) [[unlikely]] {
+      if (!sound) [[unlikely]] {
         verified = judge_tile<kDepth>(s.moment, shared);
         if constexpr (kDepth != Depth::none) {
           __syncwarp();
@@ -656,7 +753,10 @@ __global__ void __launch_bounds__(kThreads, kCtas)
       compare(p, s, s.moment, shared.owner, shared.row, slot, stored, shared, Wait{});
     }
     // All that the check read is here, and what it reported has been fenced.
-    if (has_waiting && lane == 0) atomicAdd(&p.words->done.checks, 1u);
+    if (has_waiting && lane == 0) {
+      if (!looked) atomicAdd(&p.words->done.looked, 1u);
+      atomicAdd(&p.words->done.checks, 1u);
+    }
   } else if (role == Role::null_slot) {
     const std::uint64_t digest = lane_digest(p, s.tile, shared);
     if (slot == 0) {
@@ -680,7 +780,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
       made.record.chain = chain == 0 ? hash::kP : chain;
       made.record.kv_digest = digest;
     }
-    wait_for(p.words->done.checks, shared.before.checks + s.checks + 1);
+    wait_for(p.words->done.looked, shared.before.looked + s.checks);
     if (stamped) store_record(p, ring, made);
     const int stored = __popc(__ballot_sync(kAllLanes, stamped));
     if (s.sweeps > 0) done(p.words->done.stamps);
@@ -691,12 +791,12 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     }
   } else if (role == Role::sweep) {
     std::uint64_t stored = swept.record.kv_digest;
-    const bool sound =
+    const bool fine =
         slot < 0 || (swept.entry.written != 0 && swept.seal == hash::seal(swept.record));
-    const int verified = __popc(__ballot_sync(kAllLanes, slot >= 0 && sound));
+    const int verified = __popc(__ballot_sync(kAllLanes, slot >= 0 && fine));
     if (lane == 0) shared.counts.verified = verified;
     __syncwarp();
-    if (!sound) [[unlikely]] {
+    if (!fine) [[unlikely]] {
       shared.views[lane] = swept;
       if (swept.entry.written != 0) after_stamps(p, s, shared.before)();
       if (!judge_slot(shared.pool, ring, slot, shared.views[lane], shared.counts)) slot = -1;
@@ -741,9 +841,12 @@ StepShape shape_of(const PoolParams& p, const BatchParams& b, const StepWork& wo
   StepShape s{};
   s.moment = work.moment;
   s.ends_step = work.ends_step;
+  s.narrow = b.table.width <= (std::int64_t{1} << 31) / kMostRequests - 1;
   s.records = work.records;
   s.sweep_slots = std::min(work.sweep_slots, p.num_slots);
-  s.tile = {rows, parts_of(p, rows), true};
+  // Of a single slot a warp leaves one sum.
+  const bool alone = rows == 1 && depth_of(p) == Depth::all;
+  s.tile = {rows, alone ? kWarps : parts_of(p, rows), true};
   // A request's rolling part is one range or two, each of which ends a tile.
   s.checks = rows == 1 ? static_cast<int>(cells)
                        : ceil_div(cells, rows) + 2 * static_cast<int>(b.num_requests);
@@ -771,12 +874,15 @@ void launch_step(const PoolParams& p, const RingParams& ring, const BatchParams&
   constexpr int kMostCtas = 264;
   int rows = depth_of(p) == Depth::none ? kWarp : 1;
   while (rows < kWarp && grid_of(shape_of(p, b, work, rows)) > kMostCtas) rows *= 2;
-  const StepShape s = shape_of(p, b, work, rows);
+  StepShape s = shape_of(p, b, work, rows);
+  // Where every CTA has a multiprocessor, a slot of 98 304 bytes is under way at once.
+  const bool roomy = depth_of(p) == Depth::all && grid_of(s) <= gpu::multiprocessors(device);
+  s.stages = kMostStages - (roomy ? 0 : 1);
   with_depth(p, [&](auto depth) {
     gpu::launch_following("canary step", step_kernel<depth()>,
                           {.grid = static_cast<unsigned>(grid_of(s)),
                            .block = kThreads,
-                           .shared_bytes = sizeof(Shared<depth()>)},
+                           .shared_bytes = sizeof(Shared<depth()>) + (roomy ? kStageBytes : 0)},
                           stream, p, ring, b, w, s);
   });
 }

@@ -8,6 +8,10 @@ namespace serinus::gpu::ptx {
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_begin() {}
 inline void follow_previous_grid() {}
+inline void add_release(unsigned* p, unsigned n) {
+  *p += n;
+}
+inline void prefetch(const void*) {}
 inline void touch(const void*) {}
 inline unsigned load_acquire(const unsigned* p) {
   return *p;
