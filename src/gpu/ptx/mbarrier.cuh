@@ -47,9 +47,4 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/// Arrives once all cp.async of this thread so far have landed.
-__device__ __forceinline__ void mbarrier_arrive_after_cp_async(std::uint32_t bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-
 }  // namespace serinus::gpu::ptx

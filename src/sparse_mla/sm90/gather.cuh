@@ -21,6 +21,7 @@ struct Gather {
   const std::uint32_t warp, lane;
   Ring<C::kStages> ring;
   Ring<C::kFew ? C::kQuerySlots : 1> query_slot;  // of few queries
+  std::uint32_t pending = 0;                      // barrier of what was copied last, not announced
 
   __device__ __forceinline__ Gather(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
@@ -106,14 +107,24 @@ struct Gather {
   __device__ __forceinline__ void wait_for_stage() const {
     ptx::mbarrier_wait(at.barrier(C::kBlockFree, ring.stage), ring.parity ^ 1);
   }
-  /// Says that a block is there once its copies have landed; the mask already is.
+  /// A block's copies are on their way. What was copied before it has had time to land.
   __device__ __forceinline__ void pass_on() {
     pass_on(at.barrier(C::kBlockFull, ring.stage));
     ring.advance();
   }
-  __device__ __forceinline__ static void pass_on(std::uint32_t bar) {
-    if (ptx::elect_one()) ptx::mbarrier_arrive(bar);
-    ptx::mbarrier_arrive_after_cp_async(bar);
+  __device__ __forceinline__ void pass_on(std::uint32_t bar) {
+    ptx::cp_async_commit();
+    if (pending != 0) announce<1>();
+    pending = bar;
+  }
+  /// Says that what `pending` stands for is there, mask and all, while `kUnderWay` more are on
+  /// their way. Copies count as ordinary stores, which the tensor cores see behind a fence: here,
+  /// where somebody has time for it.
+  template <int kUnderWay>
+  __device__ __forceinline__ void announce() const {
+    ptx::cp_async_wait<kUnderWay>();
+    ptx::fence_proxy_async();
+    warp_arrives(pending);
   }
 
   /// The queries of an item; heads past the last one are 0.
@@ -121,14 +132,12 @@ struct Gather {
     if constexpr (C::kFew) {
       ptx::mbarrier_wait(at.barrier(C::kQueryFree, query_slot.stage), query_slot.parity ^ 1);
       if (warp * 8 < C::kHeads) queries(w, at.queries(query_slot.stage), 0);
-      __syncwarp();
       pass_on(at.barrier(C::kQueryFull, query_slot.stage));
       query_slot.advance();
     } else {
       wait_for_stage();
 #pragma unroll
       for (std::uint32_t skip = 0; skip < 64; skip += 32) queries(w, at.block(ring.stage), skip);
-      __syncwarp();
       pass_on();
     }
   }
@@ -172,7 +181,6 @@ struct Gather {
           k.p.indices + w.token * k.p.stride_indices_s_q + range.begin + row();
       int left = static_cast<int>(range.end - range.begin) - static_cast<int>(row());
       // The indices of a block are on their way while the one before is gathered.
-      // The indices of a block are on their way while the one before is gathered.
       std::int32_t next[kLoads];
       const auto load = [&] {
 #pragma unroll
@@ -203,7 +211,7 @@ struct Gather {
         pass_on();
       }
     }
-    ptx::cp_async_wait_all();
+    if (pending != 0) announce<0>();
   }
 };
 

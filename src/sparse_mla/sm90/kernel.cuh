@@ -14,7 +14,7 @@ template <class C>
 __device__ __forceinline__ void init_barriers(const Places<C>& at) {
   constexpr std::uint32_t kWarps = 4;  // of a warpgroup
   for (int i = 0; i < C::kStages; ++i) {
-    ptx::mbarrier_init(at.barrier(C::kBlockFull, i), 128 + kWarps);  // copies and masks
+    ptx::mbarrier_init(at.barrier(C::kBlockFull, i), kWarps);
     ptx::mbarrier_init(at.barrier(C::kBlockFree, i), (1 + C::kValueGroups) * kWarps);
   }
   for (int i = 0; i < C::kWeightSlots; ++i) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void init_barriers(const Places<C>& at) {
     ptx::mbarrier_init(at.barrier(C::kWeightsFree, i), C::kValueGroups * kWarps);
   }
   for (int i = 0; i < C::kQuerySlots; ++i) {
-    ptx::mbarrier_init(at.barrier(C::kQueryFull, i), 128 + kWarps);
+    ptx::mbarrier_init(at.barrier(C::kQueryFull, i), kWarps);
     ptx::mbarrier_init(at.barrier(C::kQueryFree, i), kWarps);
   }
   ptx::mbarrier_fence_init();

@@ -186,11 +186,8 @@ struct Scores : Scale {
     }
   }
 
-  /// For a block, and for the product that reads it: the copies that brought it count as ordinary
-  /// stores.
   __device__ __forceinline__ void wait_for_block() const {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-    ptx::fence_proxy_async();
   }
   __device__ __forceinline__ void begin_item() {
     left = range_of<C>(k, item).blocks;
@@ -215,8 +212,6 @@ struct Scores : Scale {
     const bool last = left == 1, more = !last || item + gridDim.x < k.items;
     settle_references();
     const bool is_there = ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
-    // Of use if it is there. Here, since it waits for stores under way, as those of weights.
-    ptx::fence_proxy_async();
     exponentiate();
     if (!is_there) [[unlikely]] {  // the next block, or the next queries
       if (more) wait_for_block();

@@ -68,8 +68,6 @@ struct ScoresOfFew : Scale {
     }
     if (more) ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     const ptx::MatrixDescriptor<64> heads(at.queries(queries.stage));
-    // The copies that brought the block count as ordinary stores.
-    ptx::fence_proxy_async();
     ptx::wgmma_fence();
     for_columns<C>(at.block(ring.stage), [&](int i, auto rows) {
       const bool in_first = i < C::kChunks;
@@ -85,7 +83,6 @@ struct ScoresOfFew : Scale {
   __device__ __forceinline__ void begin_item() {
     left = range_of<C>(k, item).blocks;
     ptx::mbarrier_wait(at.barrier(C::kQueryFull, queries.stage), queries.parity);
-    ptx::fence_proxy_async();  // after ordinary stores of queries that are not aligned
   }
 
   /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
