@@ -50,6 +50,7 @@ struct Config {
   // With four slots of weights, scores go on while the others write an item's output.
   static constexpr int kWeightSlots = kFew ? 2 : 4;
   static constexpr int kStages = kChunks == 9 ? (kHeads == 32 ? 4 : 5) : (kFew ? 5 : 6);
+  static_assert(kStages >= 4);  // or the gather might wait for what it has yet to announce
   // Few queries stay in shared memory, and those of the next item come meanwhile; 64 pass through
   // the ring of blocks into registers.
   static constexpr int kQuerySlots = kFew ? 2 : 0;
