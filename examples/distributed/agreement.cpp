@@ -90,6 +90,13 @@ std::vector<Disagreement> agree(Node& node, Transport& transport,
 
   // The ranks all saw the same digests, so they are all here, with the same list.
   const std::vector<Said<Reason>> reasons = gather(transport, own);
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    for (const Reason said :
+         std::span(reasons[static_cast<std::size_t>(rank)].items).first(own.size())) {
+      require_in(rank, "reasons", static_cast<std::int64_t>(said), 0,
+                 (1 << serinus::canary::kNumReasons) - 1);
+    }
+  }
   for (std::size_t i = 0; i < found.size(); ++i) {
     Disagreement& d = found[i];
     std::vector<RequestDigest> of_ranks;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,6 +206,45 @@ TEST(Agreement, RefusesAnotherNumberOfRequests) {
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(said[0], "SRN8003 requests of rank 1's message is 1, not 2");
   EXPECT_TRUE(said[1].starts_with("SRN8003 requests of rank 0's message")) << said[1];
+}
+
+/// Says a reason that there is not, when the ranks tell each other what they found.
+class LyingTransport : public SocketTransport {
+ public:
+  using SocketTransport::SocketTransport;
+  void all_gather(Segment mine, Segment all) override {
+    if (gathers_++ == 1) mine.data[sizeof(std::uint64_t) + 1] |= 1 << 2;  // bit 10 of the first
+    SocketTransport::all_gather(mine, all);
+  }
+
+ private:
+  int gathers_ = 0;
+};
+
+TEST(Agreement, RefusesAReasonThatThereIsNot) {
+  std::vector<std::vector<int>> sockets = connect_ranks(2);
+  std::vector<std::string> said(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const std::vector<int>& mine = sockets[static_cast<std::size_t>(rank)];
+      std::unique_ptr<SocketTransport> transport =
+          rank == 1 ? std::make_unique<LyingTransport>(rank, mine, kPatient)
+                    : std::make_unique<SocketTransport>(rank, mine, kPatient);
+      Engine engine(*transport);
+      Request r{1, prompt_of(20, static_cast<unsigned>(rank)), {}, 0};  // they disagree
+      engine.node.reserve(r, 20);
+      Request* batch[] = {&r};
+      engine.node.forward(batch);
+      try {
+        agree(engine.node, *transport, {batch, 1});
+      } catch (const serinus::RuntimeError& e) {
+        said[static_cast<std::size_t>(rank)] = e.id() + " " + e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(said[0], "SRN8003 reasons of rank 1's message is 1024, not in [0, 1023]");
 }
 
 TEST(Agreement, EndsWhenARankIsGone) {

@@ -806,7 +806,9 @@ TEST_F(MonitorGpu, DamagedBytesHaveALayerAndASegment) {
       EXPECT_EQ(v.segment, want.segment) << to_text(v, "kv");
       const bool unknown = v.slot == 102 || v.slot == 103;
       EXPECT_EQ(v.layer < 0, unknown) << to_text(v, "kv");
-      if (v.pool == 0 && !unknown) EXPECT_EQ(v.layer * 2 + (v.segment == "b" ? 1 : 0), v.slot % 4);
+      if (v.pool == 0 && !unknown) {
+        EXPECT_EQ(v.layer * 2 + (v.segment == "b" ? 1 : 0), v.slot % 4);
+      }
     }
   }
 }

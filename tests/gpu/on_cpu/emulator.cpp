@@ -13,13 +13,22 @@ namespace {
 
 constexpr std::size_t kStack = 128 << 10;
 
+#ifdef SERINUS_SLOW_FIBERS  // ThreadSanitizer follows the jumps, and does not understand them
+using Place = ucontext_t;
+#define SERINUS_SWITCH(from, to) swapcontext(&(from), &(to))
+#else
+using Place = jmp_buf;
+#define SERINUS_SWITCH(from, to) \
+  if (_setjmp(from) == 0) _longjmp(to, 1)
+#endif
+
 struct Fiber {
   ucontext_t start;
-  jmp_buf at;
+  Place at;
   bool started = false, done = false;
 };
 
-jmp_buf scheduler;
+Place scheduler;
 std::vector<Fiber> fibers;
 std::vector<std::vector<char>> stacks;
 unsigned current = 0;
@@ -32,7 +41,7 @@ Meeting lanes[Meeting::kMost / 32][33];  // of every warp: by their first lane, 
 
 void let_others_go_on() {
   const unsigned me = current;
-  if (_setjmp(fibers[me].at) == 0) _longjmp(scheduler, 1);
+  SERINUS_SWITCH(fibers[me].at, scheduler);
 }
 
 namespace {
@@ -40,23 +49,29 @@ namespace {
 void entry() {
   (*kernel)();
   fibers[current].done = true;
-  _longjmp(scheduler, 1);
+  let_others_go_on();
 }
 
 /// Runs thread t until it waits for others, or is done. No part of its caller: it returns twice.
 [[gnu::noinline]] void go_on(unsigned t) {
   current = t;
   threadIdx.x = t;
-  if (_setjmp(scheduler) != 0) return;
   Fiber& f = fibers[t];
-  if (f.started) _longjmp(f.at, 1);
+  if (f.started) {
+    SERINUS_SWITCH(scheduler, f.at);
+    return;
+  }
   f.started = true;
   getcontext(&f.start);
   f.start.uc_stack.ss_sp = stacks[t].data();
   f.start.uc_stack.ss_size = kStack;
   f.start.uc_link = nullptr;
   makecontext(&f.start, entry, 0);
-  setcontext(&f.start);
+#ifdef SERINUS_SLOW_FIBERS
+  swapcontext(&scheduler, &f.start);
+#else
+  if (_setjmp(scheduler) == 0) setcontext(&f.start);
+#endif
 }
 
 /// `threads` of the threads at places [0, places) meet.
