@@ -190,45 +190,43 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
   std::int32_t slot[kGroups];
   uint4 first[kGroups], second[kGroups];
   std::uint32_t mark[kGroups];
-  // The last lane looks at the cell before the first one, too.
-  std::int32_t slot_before = -1;
+  // All lanes load, the null slot where there is none: what is loaded only perhaps is waited for at
+  // once, to be merged with what would be there otherwise. The last lane looks at the cell before
+  // the first one, too.
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const int i = g * kWarp + cell_of(lane);
-    slot[g] = -1;
-    if (i < n) slot[g] = __ldg(cells + i);
+    slot[g] = __ldg(cells + (i < n ? i : n - 1));
   }
-  if (lane == kWarp - 1 && begin > 0) slot_before = __ldg(cells - 1);
+  std::int32_t slot_before = __ldg(cells - (begin > 0 ? 1 : 0));
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) slot[g] = slot_of(p, slot[g]);
   slot_before = slot_of(p, slot_before);
   const auto* const records = reinterpret_cast<const uint4*>(p.records);
   const uint4* const halves = records + (odd ? 1 : 0);
-  uint4 what_before = make_uint4(0, 0, 0, 0);
-  uint2 chain_of_before = make_uint2(0, 0);
-  std::uint32_t mark_before = 0;
-  if (slot_before >= 0) {
-    what_before = __ldcg(records + 2 * std::int64_t{slot_before});
-    chain_of_before =
-        __ldcg(reinterpret_cast<const uint2*>(records + 2 * std::int64_t{slot_before} + 1));
-    mark_before = __ldcg(p.marks + slot_before);
-  }
+  const auto existing = [](std::int32_t s) { return s < 0 ? 0 : s; };
+  const uint4* const record_before = records + 2 * std::int64_t{existing(slot_before)};
+  const uint4 what_before = __ldcg(record_before);
+  const uint2 chain_of_before = __ldcg(reinterpret_cast<const uint2*>(record_before + 1));
+  const std::uint32_t mark_before = __ldcg(p.marks + existing(slot_before));
+  unsigned has_slot = 0;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const std::int32_t of_first = __shfl_sync(kAllLanes, slot[g], lane & ~1);
     const std::int32_t of_second = __shfl_sync(kAllLanes, slot[g], lane | 1);
-    first[g] = second[g] = make_uint4(0, 0, 0, 0);
-    mark[g] = 0;
-    if (of_first >= 0) first[g] = __ldcg(halves + 2 * std::int64_t{of_first});
-    if (of_second >= 0) second[g] = __ldcg(halves + 2 * std::int64_t{of_second});
-    if (slot[g] >= 0) mark[g] = __ldcg(p.marks + slot[g]);
+    first[g] = __ldcg(halves + 2 * std::int64_t{existing(of_first)});
+    second[g] = __ldcg(halves + 2 * std::int64_t{existing(of_second)});
+    mark[g] = __ldcg(p.marks + existing(slot[g]));
+    // What is needed of them later, in one register.
+    has_slot |= static_cast<unsigned>(slot[g] >= 0) << g;
   }
   bool before_sound = true;
   std::uint64_t chain_before = kChainAnchor;  // the last lane's is the one before its group
   if (lane == kWarp - 1 && begin > 0) {
     const Record r{what_before.x, what_before.y, what_before.z, what_before.w,
                    static_cast<std::uint64_t>(chain_of_before.y) << 32 | chain_of_before.x};
-    before_sound = r.position == begin - 1 && is_readers(walk, begin - 1, r, mark_before);
+    before_sound = slot_before >= 0 && r.position == begin - 1 &&
+                   is_readers(walk, begin - 1, r, mark_before);
     chain_before = r.chain;
   }
   unsigned doubtful = __all_sync(kAllLanes, before_sound) ? 0 : 1;
@@ -255,7 +253,8 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
     chain_before = r.chain;
     const bool inside = i < n;
     const std::int64_t token = inside ? walk.token(begin + i) : -1;
-    const bool sound = is_plainly_sound(walk, begin + i, r, mark[g], before, token);
+    const bool sound =
+        (has_slot >> g & 1) != 0 && is_plainly_sound(walk, begin + i, r, mark[g], before, token);
     if constexpr (kDepth != Depth::none) {
       note_bytes(scratch, i, inside ? slot[g] : -1, r.kv_digest);
     }

@@ -37,7 +37,7 @@ struct Shared {
   };
   TileCounts counts;
   std::uint64_t total;
-  bool is_last;
+  bool is_last;  ///< the CTA that read the cursors last
   long long first_tile[kThreads], tiles;
   Range ranges[kThreads][kRanges];
   std::int64_t rows[kThreads];
@@ -101,8 +101,10 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   }
   const unsigned ctas = gridDim.x - 1;
   const int t = static_cast<int>(threadIdx.x);
-  if (t == 0) shared.counts = {};
-  std::uint32_t order = 0;  // in which the CTAs have read the cursors
+  if (t == 0) {
+    shared.counts = {};
+    shared.is_last = false;
+  }
   if constexpr (kDepth != Depth::none) init_digest(shared.bytes.digest);
   if (records != 0) {
     std::uint64_t mine = 0;
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   }
   // Tiles until it is this warp's, or CTA's, turn.
   std::int64_t turn = shape.whole ? blockIdx.x : blockIdx.x * std::int64_t{kWarps} + t / kWarp;
-  const std::int64_t turns = shape.whole ? ctas : ctas * std::int64_t{kWarps};
+  const unsigned turns = shape.whole ? ctas : ctas * kWarps;
   for (std::int64_t r0 = 0; r0 < b.num_requests; r0 += kThreads) {
     // The tiles of the next requests, numbered through.
     long long tiles = 0;
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     __syncthreads();
     // Whoever reads the cursors last moves them, when it is done.
     if (records != 0 && t == 0 && r0 + kThreads >= b.num_requests) {
-      order = atomicAdd(&p.words->plans_read, 1u) + 1;
+      shared.is_last = atomicAdd(&p.words->plans_read, 1u) + 1 == ctas;
     }
     for (; turn < shared.tiles; turn += turns) {
       const int q = find_run(shared.first_tile, turn);
@@ -154,10 +156,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     __syncthreads();
   }
   add_counts(p, ring, shared.counts);
-  if (records == 0) return;
-  if (t == 0) shared.is_last = order == ctas;
-  __syncthreads();
-  if (!shared.is_last) return;
+  if (records == 0 || !shared.is_last) return;
   if (b.num_requests <= kThreads) {
     if (t < b.num_requests && shared.next[t].cell >= 0) p.cursors[shared.rows[t]] = shared.next[t];
   } else {
