@@ -31,6 +31,7 @@ struct DevicePool {
   std::int64_t page_size = 1;
   std::int64_t num_sources = 0;  ///< 0 with Depth::none
   std::int64_t num_blocks = 0;   ///< 1024-byte blocks of all sources
+  std::int64_t num_strips = 0;   ///< of blocks that are read as one
   std::int64_t slot_bytes = 0;   ///< that a digest reads
   std::int64_t num_rows = 0;     ///< of req_to_token: a rolling cursor each
   Depth depth = Depth::all;

@@ -225,8 +225,8 @@ __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const W
   if (lane == kWarp - 1 && begin > 0) {
     const Record r{what_before.x, what_before.y, what_before.z, what_before.w,
                    static_cast<std::uint64_t>(chain_of_before.y) << 32 | chain_of_before.x};
-    before_sound = slot_before >= 0 && r.position == begin - 1 &&
-                   is_readers(walk, begin - 1, r, mark_before);
+    before_sound =
+        slot_before >= 0 && r.position == begin - 1 && is_readers(walk, begin - 1, r, mark_before);
     chain_before = r.chain;
   }
   unsigned doubtful = __all_sync(kAllLanes, before_sound) ? 0 : 1;

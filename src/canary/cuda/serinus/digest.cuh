@@ -49,7 +49,7 @@ struct TileShape {
 
 /// Rows of shared memory, of 32 pieces: bytes of each, and on to the next one, where the banks
 /// differ.
-inline constexpr int kRow = 128;
+inline constexpr int kRow = kStripRow;
 inline constexpr int kPitch = kRow + kVector;
 inline constexpr int kRowsBytes = kWarp * kPitch;
 
@@ -133,8 +133,8 @@ __device__ __forceinline__ Address address_of(const PoolParams& p, std::int32_t 
   const auto page = static_cast<std::int32_t>(static_cast<std::uint32_t>(slot) / p.page_size);
   return {page, slot - page * static_cast<std::int32_t>(p.page_size)};
 }
-__device__ __forceinline__ OpenPiece open_piece(const PoolParams& p, int piece, Address a) {
-  const auto* const row = reinterpret_cast<const ulonglong2*>(p.pieces + piece);
+__device__ __forceinline__ OpenPiece open_piece(const Piece* piece, Address a) {
+  const auto* const row = reinterpret_cast<const ulonglong2*>(piece);
   const ulonglong2 where = __ldg(row);
   const ulonglong2 more = __ldg(row + 1);
   const uint2 size = __ldg(reinterpret_cast<const uint2*>(row) + 5);
@@ -143,9 +143,24 @@ __device__ __forceinline__ OpenPiece open_piece(const PoolParams& p, int piece, 
               a.token * static_cast<std::int64_t>(more.x),
           static_cast<int>(size.x), static_cast<int>(size.y)};
 }
-__device__ __forceinline__ hash::BlockKeys keys_of(const PoolParams& p, int piece) {
-  const auto* const row = reinterpret_cast<const std::uint64_t*>(p.pieces + piece);
+__device__ __forceinline__ OpenPiece open_piece(const PoolParams& p, int piece, Address a) {
+  return open_piece(p.pieces + piece, a);
+}
+__device__ __forceinline__ hash::BlockKeys keys_of(const Piece* piece) {
+  const auto* const row = reinterpret_cast<const std::uint64_t*>(piece);
   return {__ldg(row + 3), __ldg(row + 4)};
+}
+__device__ __forceinline__ hash::BlockKeys keys_of(const PoolParams& p, int piece) {
+  return keys_of(p.pieces + piece);
+}
+__device__ __forceinline__ Strip strip_at(const PoolParams& p, int i) {
+  const uint4 s = __ldg(reinterpret_cast<const uint4*>(p.strips + i));
+  return {static_cast<std::int32_t>(s.x), static_cast<std::int32_t>(s.y),
+          static_cast<std::int32_t>(s.z), static_cast<std::int32_t>(s.w)};
+}
+/// Bytes of shared memory, whole vectors.
+__device__ __forceinline__ int padded(int bytes) {
+  return (bytes + kVector - 1) / kVector * kVector;
 }
 
 /// What an octet (a lane, where partial) is to hash: part `part` of the slots in rows `row`, `row`
@@ -259,9 +274,9 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
   }
 }
 
-/// The same where there are slots for all lanes: each hashes a piece of a slot alone, from rows of
-/// shared memory to which the warp copies 128 bytes of 32 pieces at once. Where the tile has less
-/// than 32 slots, neighbouring lanes have the next pieces of the same ones. A lane needs none of
+/// The same where there are slots for all lanes: each hashes a strip of a slot alone, from rows of
+/// shared memory to which the warp copies 128 bytes of 32 strips at once. Where the tile has less
+/// than 32 slots, neighbouring lanes have the next strips of the same ones. A lane needs none of
 /// another, and the key of a word is the same for all.
 __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shape,
                                       DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
@@ -271,7 +286,7 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   constexpr int kRowsApart = kWarp / kCopies;
   const int lane = lane_id();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int side_by_side = kWarp / shape.rows;  // pieces of a slot
+  const int side_by_side = kWarp / shape.rows;  // strips of a slot
   const int row = lane % shape.rows;
   const std::int32_t slot = slots[row];
   if (__ballot_sync(kAllLanes, slot >= 0) == 0) return;
@@ -280,7 +295,7 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const int step = shape.parts * side_by_side;
   const int first = (shape.whole ? warp : 0) * side_by_side;
   const int mine = lane / shape.rows;
-  const auto piece_at = [&](int base) { return min(base + mine, p.num_pieces - 1); };
+  const auto own_strip = [&](int base) { return strip_at(p, min(base + mine, p.num_strips - 1)); };
   const std::uint32_t stages = gpu::ptx::shared_address(scratch.stages[warp]);
   const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kPitch);
   // As a copier: vector `vector` of the rows `copied`, + kRowsApart, ...
@@ -291,13 +306,17 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   // What is asked for next.
   int ask = first;
   OpenPiece open{};
+  int more = -1;
   int ask_left = 0;  // the most of all lanes
   bool together = false;
   const std::uint8_t* rows[kCopies];
   const auto open_next = [&] {
-    if (ask >= p.num_pieces) return;
-    open = open_piece(p, piece_at(ask), address);
-    ask_left = open.bytes;
+    if (ask >= p.num_strips) return;
+    const Strip strip = own_strip(ask);
+    open = open_piece(p.pieces_in_order + strip.first, address);
+    ask_left = open.bytes = strip.bytes;
+    open.alignment = strip.alignment;
+    more = strip.more;
     together = open.bytes > kVector;
     if (side_by_side > 1) {
       const int bytes = __shfl_sync(kAllLanes, open.bytes, 0);
@@ -316,8 +335,15 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
                 vector * kVector;
     }
   };
+  const auto copy_own = [&](std::uint32_t to, const OpenPiece& from) {
+#pragma unroll 1
+    for (int v = 0; v < kVectorsOfRow && v * kVector < from.bytes; ++v) {
+      copy_vector(to + own_row + static_cast<std::uint32_t>(v * kVector), from.at + v * kVector,
+                  from.bytes - v * kVector, from.alignment);
+    }
+  };
   const auto load = [&](std::uint32_t to) {
-    if (ask < p.num_pieces) {
+    if (ask < p.num_strips) {
       const auto to_row = [&](int i) {
         return to + copied_row + static_cast<std::uint32_t>(i * kRowsApart * kPitch);
       };
@@ -327,25 +353,27 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
           gpu::ptx::cp_async_of_row(to_row(i), rows[i]);
           rows[i] += kRow;
         }
-      } else if (together) {
-        const int n = ask_left - vector * kVector;
-#pragma unroll 1
-        for (int i = 0; i < kCopies; ++i) {
-          const std::uint64_t row_at =
-              shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kRowsApart * i);
-          if (n <= 0) continue;
-          copy_vector(to_row(i), reinterpret_cast<const std::uint8_t*>(row_at) + vector * kVector,
-                      n, open.alignment);
-        }
       } else {
+        if (together) {
+          const int n = ask_left - vector * kVector;
 #pragma unroll 1
-        for (int v = 0; v < kVectorsOfRow && v * kVector < open.bytes; ++v) {
-          copy_vector(to + own_row + static_cast<std::uint32_t>(v * kVector), open.at + v * kVector,
-                      open.bytes - v * kVector, open.alignment);
+          for (int i = 0; i < kCopies; ++i) {
+            const std::uint64_t row_at =
+                shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kRowsApart * i);
+            if (n <= 0) continue;
+            copy_vector(to_row(i), reinterpret_cast<const std::uint8_t*>(row_at) + vector * kVector,
+                        n, open.alignment);
+          }
+        } else {
+          copy_own(to, open);
         }
-        open.bytes -= kRow;
+        if (more >= 0 && open.bytes > 0 && open.bytes < kRow) {
+          copy_own(to + static_cast<std::uint32_t>(padded(open.bytes)),
+                   open_piece(p.pieces_in_order + more, address));
+        }
       }
       open.at += kRow;
+      open.bytes -= kRow;
       ask_left -= kRow;
       if (ask_left <= 0) {
         ask += step;
@@ -355,49 +383,70 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
     gpu::ptx::cp_async_commit();
   };
 
-  // What is hashed next.
+  // What is hashed next: of a strip `rest` bytes of its rows, `left` of them of the piece.
   int have = first;
+  const Piece* piece = nullptr;
+  int rest = 0;
+  int left = 0;
   std::uint64_t nh = 0;
   hash::u128 terms = 0;
   hash::BlockKeys block_keys{};
-  int left = 0;
-  const auto begin_piece = [&] {
-    if (have >= p.num_pieces) return;
-    block_keys = keys_of(p, piece_at(have));
-    left = __ldg(&p.pieces[piece_at(have)].bytes);
-  };
   const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys);
   std::uint32_t key = first_key;
+  const auto begin_piece = [&] {
+    block_keys = keys_of(piece);
+    left = __ldg(&piece->bytes);
+  };
+  const auto begin_strip = [&] {
+    if (have >= p.num_strips) return;
+    const Strip strip = own_strip(have);
+    piece = p.pieces_in_order + strip.first;
+    rest = padded(strip.bytes);
+    if (strip.more >= 0) rest += padded(__ldg(&p.pieces_in_order[strip.more].bytes));
+    begin_piece();
+  };
+  const auto end_piece = [&] {
+    if (have + mine < p.num_strips) terms += hash::block_term(nh, block_keys);
+    nh = 0;
+    key = first_key;
+    if (rest <= 0) return;
+    ++piece;
+    begin_piece();
+  };
   const auto take = [&](std::uint32_t from) {
     const auto word = [&](int v) {
       return gpu::ptx::load_shared_u32x4(from + own_row + static_cast<std::uint32_t>(v * kVector));
     };
-    const auto key_of = [&](int v) {
-      return gpu::ptx::load_shared_u64x2(key + static_cast<std::uint32_t>(v * kVector));
-    };
     if (__all_sync(kAllLanes, left >= kRow)) {
 #pragma unroll
-      for (int v = 0; v < kVectorsOfRow; ++v) nh += nh_vector(word(v), key_of(v), kVector);
+      for (int v = 0; v < kVectorsOfRow; ++v) {
+        nh += nh_vector(word(v),
+                        gpu::ptx::load_shared_u64x2(key + static_cast<std::uint32_t>(v * kVector)),
+                        kVector);
+      }
+      key += kRow;
+      left -= kRow;
+      rest -= kRow;
+      if (left == 0) end_piece();
     } else {
 #pragma unroll 1
-      for (int v = 0; v < kVectorsOfRow && v * kVector < left; ++v) {
-        nh += nh_vector(word(v), key_of(v), left - v * kVector);
+      for (int v = 0; v < kVectorsOfRow && rest > 0; ++v) {
+        nh += nh_vector(word(v), gpu::ptx::load_shared_u64x2(key), left);
+        key += kVector;
+        left -= kVector;
+        rest -= kVector;
+        if (left <= 0) end_piece();
       }
     }
-    key += kRow;
-    left -= kRow;
-    if (!__all_sync(kAllLanes, left <= 0)) return;
-    if (have + mine < p.num_pieces) terms += hash::block_term(nh, block_keys);
-    nh = 0;
-    key = first_key;
+    if (!__all_sync(kAllLanes, rest <= 0)) return;
     have += step;
-    begin_piece();
+    begin_strip();
   };
 
   open_next();
-  begin_piece();
+  begin_strip();
   load(stages);
-  for (int i = 0; have < p.num_pieces; i ^= 1) {
+  for (int i = 0; have < p.num_strips; i ^= 1) {
     load(stages + static_cast<std::uint32_t>((i ^ 1) * kRowsBytes));
     gpu::ptx::cp_async_wait<1>();
     __syncwarp();

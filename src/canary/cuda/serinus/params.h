@@ -23,6 +23,18 @@ struct alignas(16) Piece {
 };
 static_assert(sizeof(Piece) == 48);
 
+/// Pieces of a slot that lie back to back, where a row of shared memory would end with each half
+/// empty; and the one after them, which lies elsewhere, where it fits into what their last row
+/// leaves.
+struct alignas(16) Strip {
+  std::int32_t first = 0;  ///< of its pieces, in the order of the sources
+  std::int32_t bytes = 0;  ///< back to back
+  std::int32_t more = -1;  ///< the piece that lies elsewhere; -1: none
+  std::int32_t alignment = 1;
+};
+static_assert(sizeof(Strip) == 16);
+inline constexpr int kStripRow = 128;  ///< bytes of such a row
+
 /// CTAs of whole steps that are done, by what they do. They only grow, modulo 2^32.
 struct StepDone {
   std::uint32_t checks = 0, composed = 0, stamps = 0;
@@ -69,10 +81,13 @@ struct PoolParams {
   std::uint32_t* contested = nullptr;    ///< a bit a slot: handed out while somebody held it
   RowCursor* cursors = nullptr;
   PoolWords* words = nullptr;
-  const Piece* pieces = nullptr;
+  const Piece* pieces = nullptr;           ///< those that are alike side by side
+  const Piece* pieces_in_order = nullptr;  ///< source by source
+  const Strip* strips = nullptr;
   std::int64_t num_slots = 0, num_rows = 0, slot_bytes = 0;
   std::uint32_t page_size = 1;
   std::int32_t num_pieces = 0;
+  std::int32_t num_strips = 0;
   std::int32_t number = 0;
   Depth depth = Depth::all;
   bool clean_null = true;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -33,6 +32,7 @@ struct PoolState {
   Piece* pieces;
   SourceRange* sources;
   Piece* pieces_in_order;  ///< source by source
+  Strip* strips;
 };
 
 /// A partial digest takes the ends of a source, a full one its blocks.
@@ -51,7 +51,8 @@ PoolState place(Layout& l, const DevicePool& p) {
           l.take<PoolWords>(1),
           l.take<Piece>(num_pieces(p)),
           l.take<SourceRange>(p.num_sources),
-          l.take<Piece>(num_pieces(p))};
+          l.take<Piece>(num_pieces(p)),
+          l.take<Strip>(p.num_strips)};
 }
 
 void check_tensor(std::string_view name, const TensorView& t, DType dtype, Device device) {
@@ -106,11 +107,14 @@ PoolParams params(const DevicePool& p, const char* call) {
   out.cursors = s.cursors;
   out.words = s.words;
   out.pieces = s.pieces;
+  out.pieces_in_order = s.pieces_in_order;
+  out.strips = s.strips;
   out.num_slots = p.num_slots;
   out.num_rows = p.num_rows;
   out.slot_bytes = p.slot_bytes;
   out.page_size = static_cast<std::uint32_t>(p.page_size);
   out.num_pieces = static_cast<std::int32_t>(num_pieces(p));
+  out.num_strips = static_cast<std::int32_t>(p.num_strips);
   out.number = p.number;
   out.depth = p.depth;
   out.clean_null = p.null_slot == NullSlot::clean;
@@ -218,6 +222,87 @@ int alignment_of(const Source& s) {
   return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : 1;
 }
 
+// ---------------------------------------------------------------- where a slot's bytes lie
+
+/// The tables in a pool's state; its pieces in the order of the sources.
+struct Table {
+  std::vector<Piece> pieces;
+  std::vector<Strip> strips;
+  std::vector<SourceRange> ranges;
+  std::uint64_t length_sum = 0;
+};
+
+int whole_vectors(std::int32_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+
+/// Strips of pieces, those that are alike side by side.
+std::vector<Strip> strips_of(const std::vector<Piece>& pieces) {
+  std::vector<Strip> strips;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    if (!strips.empty() && strips.back().more < 0) {
+      Strip& s = strips.back();
+      const Piece& before = pieces[i - 1];
+      const bool follows = before.base + before.bytes == piece.base &&
+                           before.page_stride == piece.page_stride &&
+                           before.token_stride == piece.token_stride && s.bytes % 16 == 0;
+      if (follows && (s.bytes % kStripRow != 0 || piece.bytes % kStripRow != 0)) {
+        s.bytes += piece.bytes;
+        s.alignment = std::min(s.alignment, piece.alignment);
+        continue;
+      }
+      const int used = whole_vectors(s.bytes) % kStripRow;
+      if (used != 0 && piece.bytes <= kStripRow - used) {
+        s.more = static_cast<std::int32_t>(i);
+        continue;
+      }
+    }
+    strips.push_back({.first = static_cast<std::int32_t>(i),
+                      .bytes = piece.bytes,
+                      .alignment = piece.alignment});
+  }
+  std::ranges::sort(strips, {}, [](const Strip& s) {
+    return std::tuple(-s.bytes, -s.alignment, s.more < 0, s.first);
+  });
+  return strips;
+}
+
+Table table_of(const PoolSpec& spec, Depth depth) {
+  Table table;
+  if (depth == Depth::none) return table;
+  const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
+  const std::vector<PreparedSource> prepared = prepare(sources);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const PreparedSource& s = prepared[i];
+    table.length_sum = hash::canonical(table.length_sum + s.length_term);
+    const auto first = static_cast<std::int32_t>(table.pieces.size());
+    for (std::size_t block = 0; block < s.keys.size(); ++block) {
+      const std::int64_t offset = static_cast<std::int64_t>(block) * hash::kBlock;
+      const bool whole = depth == Depth::partial;
+      table.pieces.push_back({.base = s.base + offset,
+                              .page_stride = s.page_stride,
+                              .token_stride = s.token_stride,
+                              .keys = s.keys[block],
+                              .bytes = static_cast<std::int32_t>(
+                                  whole ? s.bytes : std::min(s.bytes - offset, hash::kBlock)),
+                              .alignment = alignment_of(sources[i])});
+      if (whole) break;
+    }
+    table.ranges.push_back(
+        {first, static_cast<std::int32_t>(table.pieces.size()) - first, s.length_term});
+  }
+  if (depth == Depth::all) table.strips = strips_of(table.pieces);
+  return table;
+}
+
+/// Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
+std::vector<Piece> sorted(std::vector<Piece> pieces) {
+  std::ranges::stable_sort(pieces, {},
+                           [](const Piece& p) { return std::tuple(-p.bytes, -p.alignment); });
+  return pieces;
+}
+
 }  // namespace
 
 RingParams params_of(const DeviceRing& ring) {
@@ -262,6 +347,7 @@ DevicePool describe_pool(const PoolSpec& spec, Depth depth, int number, std::int
     p.num_blocks += (s.bytes + hash::kBlock - 1) / hash::kBlock;
   }
   p.num_sources = static_cast<std::int64_t>(sources.size());
+  p.num_strips = static_cast<std::int64_t>(table_of(spec, depth).strips.size());
   p.slot_bytes = digested_bytes(sources, depth);
   return p;
 }
@@ -275,48 +361,20 @@ std::size_t pool_state_bytes(const DevicePool& pool) {
 void init_pool(const DevicePool& pool, const PoolSpec& spec, Stream stream) {
   const PoolParams p = params(pool, "canary init_pool");
   const Device device = device_of(pool);
-  std::vector<Piece> pieces;
-  std::vector<SourceRange> ranges;
-  std::uint64_t length_sum = 0;
-  if (pool.depth != Depth::none) {
-    const std::vector<Source> sources = sources_of(spec.layout, spec.num_layers, spec.buffers);
-    const std::vector<PreparedSource> prepared = prepare(sources);
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      const PreparedSource& s = prepared[i];
-      length_sum = hash::canonical(length_sum + s.length_term);
-      ranges.push_back({static_cast<std::int32_t>(pieces.size()), 0, s.length_term});
-      for (std::size_t block = 0; block < s.keys.size(); ++block) {
-        const std::int64_t offset = static_cast<std::int64_t>(block) * hash::kBlock;
-        const bool whole = pool.depth == Depth::partial;
-        pieces.push_back({.base = s.base + offset,
-                          .page_stride = s.page_stride,
-                          .token_stride = s.token_stride,
-                          .keys = s.keys[block],
-                          .bytes = static_cast<std::int32_t>(
-                              whole ? s.bytes : std::min(s.bytes - offset, hash::kBlock)),
-                          .alignment = alignment_of(sources[i])});
-        if (whole) break;
-      }
-      ranges.back().count = static_cast<std::int32_t>(pieces.size()) - ranges.back().first;
-    }
-  }
-  const std::vector<Piece> in_order = pieces;
-  // Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
-  std::vector<std::size_t> order(pieces.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::sort(order, {}, [&](std::size_t i) {
-    return std::tuple(-in_order[i].bytes, -in_order[i].alignment, i);
-  });
-  for (std::size_t i = 0; i < order.size(); ++i) pieces[i] = in_order[order[i]];
+  const Table table = table_of(spec, pool.depth);
   clear(pool.records, stream);
   clear(pool.ledger, stream);
   clear(pool.state, stream);
   if (pool.source_digests.data != nullptr) clear(pool.source_digests, stream);
-  upload(const_cast<Piece*>(p.pieces), std::as_bytes(std::span(pieces)), device, stream);
   const PoolState state = state_of(pool);
-  upload(state.pieces_in_order, std::as_bytes(std::span(in_order)), device, stream);
-  upload(state.sources, std::as_bytes(std::span(ranges)), device, stream);
-  upload(&p.words->length_sum, std::as_bytes(std::span(&length_sum, 1)), device, stream);
+  const auto fill = [&](auto* to, const auto& from) {
+    upload(to, std::as_bytes(std::span(from)), device, stream);
+  };
+  fill(state.pieces, sorted(table.pieces));
+  fill(state.pieces_in_order, table.pieces);
+  fill(state.strips, table.strips);
+  fill(state.sources, table.ranges);
+  upload(&p.words->length_sum, std::as_bytes(std::span(&table.length_sum, 1)), device, stream);
   launch_null_digest(p, device, stream);
 }
 
@@ -565,7 +623,7 @@ namespace {
 /// Pieces in the order of the sources.
 PoolParams params_by_source(const DevicePool& pool, const char* call) {
   PoolParams p = params(pool, call);
-  p.pieces = state_of(pool).pieces_in_order;
+  p.pieces = p.pieces_in_order;
   return p;
 }
 

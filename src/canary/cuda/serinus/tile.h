@@ -51,7 +51,7 @@ inline TileShape tile_shape(const PoolParams& p, std::int64_t slots, Device devi
     // A CTA, where each of its lanes finds a piece of its own, and every CTA several tiles.
     int rows = kWarp;
     while (rows > kOctet && slots / rows < 6 * multiprocessors) rows /= 2;
-    if (slots / rows >= 2 * multiprocessors && p.num_pieces >= kThreads / rows) {
+    if (slots / rows >= 2 * multiprocessors && p.num_strips >= kThreads / rows) {
       return {rows, kWarps, true, true};
     }
   }
