@@ -180,13 +180,12 @@ __device__ __forceinline__ bool is_plainly_sound(const Walk& walk, std::int64_t 
 /// is asked for before anything is looked at. All lanes call it.
 template <Depth kDepth, int kGroups>
 __device__ __forceinline__ unsigned doubtful_groups(const PoolParams& p, const Walk& walk,
-                                                    std::int64_t begin, std::int64_t end,
+                                                    std::int32_t begin, std::int32_t end,
                                                     ScratchOf<kDepth>& scratch) {
   const int lane = lane_id();
   const bool odd = lane % 2 != 0;
-  if (end > std::int64_t{1} << 31) return (1u << kGroups) - 1;  // no record has such a position
   const std::int32_t* const cells = walk.cells + begin;
-  const int n = static_cast<int>(end - begin);
+  const int n = end - begin;
   std::int32_t slot[kGroups];
   uint4 first[kGroups], second[kGroups];
   std::uint32_t mark[kGroups];

@@ -165,7 +165,9 @@ TableParams table_of(std::string_view name, const TensorView& t, Device device) 
   check_last_dim_contiguous(name, t);
   check_data(name, t);
   check_aligned(name, t, size_of(DType::i32));
-  return {t.as<const std::int32_t>(), t.shape[0], t.shape[1], t.strides[0]};
+  // No token has a later position.
+  const std::int64_t width = std::min(t.shape[1], std::int64_t{kLastPosition});
+  return {t.as<const std::int32_t>(), t.shape[0], width, t.strides[0]};
 }
 
 BatchParams params(const DeviceBatch& b, Device device) {

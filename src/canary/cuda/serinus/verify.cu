@@ -29,6 +29,11 @@ constexpr int kCtas = kDepth == Depth::none ? 3 : 2;
 
 // ---------------------------------------------------------------- the kernel
 
+/// A Range where it takes little room: tables are cut to 2^31 - 1 cells a row.
+struct CellRange {
+  std::int32_t begin, end;
+};
+
 template <Depth kDepth>
 struct Shared {
   union {
@@ -39,19 +44,18 @@ struct Shared {
   std::uint64_t total;
   bool is_last;  ///< the CTA that read the cursors last
   long long first_tile[kThreads], tiles;
-  Range ranges[kThreads][kRanges];
+  CellRange ranges[kThreads][kRanges];
   std::int64_t rows[kThreads];
   Owner owners[kThreads];
-  RowCursor next[kThreads];  ///< cell -1: stays
   ScratchOf<kDepth> bytes;
 };
 
-/// Cells of a request's tile `turn`.
+/// Cells of a request's tile `turn`; the range that they are of.
 template <Depth kDepth>
-__device__ __forceinline__ Tile tile_of(const Shared<kDepth>& shared, int q, std::int64_t turn,
-                                        const TileShape& shape) {
+__device__ __forceinline__ CellRange tile_of(const Shared<kDepth>& shared, int q, std::int64_t turn,
+                                             const TileShape& shape, CellRange* of = nullptr) {
   std::int64_t tile = turn - shared.first_tile[q];
-  Range range = shared.ranges[q][0];
+  CellRange range = shared.ranges[q][0];
 #pragma unroll 1
   for (int i = 1; i < kRanges; ++i) {
     const std::int64_t before = shape.tiles(range.end - range.begin);
@@ -59,28 +63,37 @@ __device__ __forceinline__ Tile tile_of(const Shared<kDepth>& shared, int q, std
     tile -= before;
     range = shared.ranges[q][i];
   }
-  const std::int64_t begin = range.begin + tile * shape.rows;
-  return {begin, begin + shape.rows < range.end ? begin + shape.rows : range.end, range.begin};
+  if (of != nullptr) *of = range;
+  const int begin = range.begin + static_cast<int>(tile) * shape.rows;
+  return {begin, min(begin + shape.rows, range.end)};
 }
 
-/// Looks at a tile's records, and judges those groups that are not plainly sound. By a warp.
+/// Looks at the records of request r0 + q's tile, and judges those groups that are not plainly
+/// sound. By a warp.
 template <Depth kDepth, int kGroups>
 __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams& ring,
-                                           const BatchParams& b, Moment moment,
-                                           std::int64_t request, const Tile& tile,
-                                           const TileShape& shape, Shared<kDepth>& shared) {
-  const auto q = static_cast<int>(request % kThreads);
-  const Walk walk(p, b, request, shared.rows[q], shared.owners[q]);
-  const int n = static_cast<int>(tile.end - tile.begin);
-  int verified = n;
-  unsigned doubtful = doubtful_groups<kDepth, kGroups>(p, walk, tile.begin, tile.end, shared.bytes);
+                                           const BatchParams& b, Moment moment, std::int64_t r0,
+                                           int q, std::int64_t turn, const TileShape& shape,
+                                           Shared<kDepth>& shared) {
+  const auto walk = [&] { return Walk(p, b, r0 + q, shared.rows[q], shared.owners[q]); };
+  unsigned doubtful = 0;
+  int verified = 0;
+  {
+    const CellRange tile = tile_of(shared, q, turn, shape);
+    doubtful = doubtful_groups<kDepth, kGroups>(p, walk(), tile.begin, tile.end, shared.bytes);
+    verified = tile.end - tile.begin;
+  }
+  __syncwarp();  // judging is seldom: it works out for itself what it needs, and costs no registers
   for (; doubtful != 0; doubtful &= doubtful - 1) {
+    CellRange of;
+    const CellRange tile = tile_of(shared, q, turn, shape, &of);
     const int first = (__ffs(static_cast<int>(doubtful)) - 1) * kWarp;
-    if (first >= n) break;
-    const int cells = n - first < kWarp ? n - first : kWarp;
-    const Tile group{tile.begin + first, tile.begin + first + cells, tile.from};
-    verified -= cells - judge_group<kDepth>(p, ring, walk, moment, group, speaks(shape), first,
-                                            shared.bytes);
+    const int begin = tile.begin + first;
+    if (begin >= tile.end) break;
+    const int end = min(begin + kWarp, tile.end);
+    verified -= end - begin -
+                judge_group<kDepth>(p, ring, walk(), moment, {begin, end, of.begin}, speaks(shape),
+                                    first, shared.bytes);
   }
   if (lane_id() == 0 && speaks(shape)) atomicAdd(&shared.counts.verified, verified);
 }
@@ -126,11 +139,10 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
       const Plan plan = plan_of(p, b, r0 + t, records, records != 0 ? shared.total : 0);
 #pragma unroll
       for (int i = 0; i < kRanges; ++i) {
-        shared.ranges[t][i] = plan.ranges[i];
-        tiles += shape.tiles(plan.ranges[i].end - plan.ranges[i].begin);
+        const Range& range = plan.ranges[i];
+        shared.ranges[t][i] = {static_cast<int>(range.begin), static_cast<int>(range.end)};
+        tiles += shape.tiles(range.end - range.begin);
       }
-      shared.next[t] = plan.next;
-      if (!plan.rolls) shared.next[t].cell = -1;
       shared.rows[t] = b.rows[r0 + t];
       shared.owners[t] = b.owners[r0 + t];
     }
@@ -145,8 +157,7 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     }
     for (; turn < shared.tiles; turn += turns) {
       const int q = find_run(shared.first_tile, turn);
-      check_tile<kDepth, kGroups>(p, ring, b, moment, r0 + q, tile_of(shared, q, turn, shape),
-                                  shape, shared);
+      check_tile<kDepth, kGroups>(p, ring, b, moment, r0, q, turn, shape, shared);
       if constexpr (kDepth != Depth::none) {
         compare_bytes<kDepth>(p, ring, shape, shared.bytes, moment, shared.owners[q],
                               shared.rows[q], shared.counts);
@@ -157,13 +168,9 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   }
   add_counts(p, ring, shared.counts);
   if (records == 0 || !shared.is_last) return;
-  if (b.num_requests <= kThreads) {
-    if (t < b.num_requests && shared.next[t].cell >= 0) p.cursors[shared.rows[t]] = shared.next[t];
-  } else {
-    for (std::int64_t r = t; r < b.num_requests; r += kThreads) {
-      const Plan plan = plan_of(p, b, r, records, shared.total);
-      if (plan.rolls) p.cursors[b.rows[r]] = plan.next;
-    }
+  for (std::int64_t r = t; r < b.num_requests; r += kThreads) {
+    const Plan plan = plan_of(p, b, r, records, shared.total);
+    if (plan.rolls) p.cursors[b.rows[r]] = plan.next;
   }
   if (t == 0) p.words->plans_read = 0;
 }
