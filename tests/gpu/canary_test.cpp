@@ -64,8 +64,9 @@ RingContent read(const DeviceBuffer& ring, Int capacity) {
   return read_ring(std::as_bytes(std::span(copy)), capacity);
 }
 
-/// Two layers of two buffers: rows of `main` bytes, and odd little ones beside them.
-KvLayout odd_layout(Int page, Int main, Int side, Int offset) {
+/// Two layers of two buffers: rows of `main` bytes, and odd little ones beside them. Rows may be
+/// cut in two segments that lie back to back.
+KvLayout odd_layout(Int page, Int main, Int side, Int offset, Int cut) {
   KvLayout l;
   l.name = "odd";
   l.page_size = page;
@@ -80,13 +81,20 @@ KvLayout odd_layout(Int page, Int main, Int side, Int offset) {
   b.buffer = 1;
   b.token_stride = b.bytes = side;
   l.segments = {a, b};
+  if (cut == 0) return l;
+  KvSegment rest = a;
+  rest.name = "rest";
+  rest.offset = offset + cut;
+  rest.bytes = main - cut;
+  l.segments = {a, rest, b};
+  l.segments[0].bytes = cut;
   return l;
 }
 
 struct Setup {
   Depth depth = Depth::all;
   VerifyPolicy verify = VerifyPolicy::all;
-  Int main = 576, side = 12, offset = 0, page = 4;
+  Int main = 576, side = 12, offset = 0, page = 4, cut = 0;
   Int slots = 1000, rows = 10, width = 160, max_tokens = 256, ring = 512;
   bool captured = false;  ///< the moments of a step are captured once, and replayed
 };
@@ -133,7 +141,7 @@ class Both {
         setup(s),
         table(static_cast<std::size_t>(setup.rows * setup.width)),
         expected(static_cast<std::size_t>(setup.rows * setup.width), -1) {
-    const KvLayout layout = odd_layout(s.page, s.main, s.side, s.offset);
+    const KvLayout layout = odd_layout(s.page, s.main, s.side, s.offset, s.cut);
     spec.layout = layout;
     spec.num_layers = 2;
     spec.num_slots = setup.slots;
@@ -213,7 +221,8 @@ class Both {
   }
 
   std::uint8_t* byte(int buffer, Int slot, Int i) {
-    const KvSegment& s = spec.layout.segments[static_cast<std::size_t>(buffer % 2)];
+    const std::vector<KvSegment>& segments = spec.layout.segments;
+    const KvSegment& s = buffer % 2 == 0 ? segments.front() : segments.back();
     const Int page_bytes = spec.layout.page_bytes[static_cast<std::size_t>(buffer % 2)];
     return &kv[static_cast<std::size_t>(buffer)][static_cast<std::size_t>(
         slot / setup.page * page_bytes + s.offset + slot % setup.page * s.token_stride + i)];
@@ -681,19 +690,23 @@ TEST_F(CanaryGpu, LargeBatchesAreTheCpus) {
     Depth depth;
     Int main, side, offset, page;
     Int tokens;  ///< a multiprocessor
+    Int cut = 0;
   };
   for (const Case& c :
        {Case{Depth::all, 40, 8, 0, 4, 600}, Case{Depth::all, 272, 16, 0, 64, 520},
-        Case{Depth::all, 200, 12, 4, 1, 520}, Case{Depth::all, 37, 7, 2, 3, 520},
-        Case{Depth::all, 5000, 8, 0, 2, 70}, Case{Depth::all, 4500, 24, 8, 3, 70},
-        Case{Depth::all, 4100, 3, 2, 5, 70}, Case{Depth::all, 15900, 8, 0, 2, 17},
-        Case{Depth::partial, 40, 16, 0, 64, 2100}, Case{Depth::none, 40, 8, 0, 4, 2100}}) {
+        Case{Depth::all, 656, 8, 0, 64, 520, 528}, Case{Depth::all, 576, 8, 16, 64, 520, 64},
+        Case{Depth::all, 4240, 24, 16, 2, 70, 4112}, Case{Depth::all, 200, 12, 4, 1, 520},
+        Case{Depth::all, 37, 7, 2, 3, 520}, Case{Depth::all, 5000, 8, 0, 2, 70},
+        Case{Depth::all, 4500, 24, 8, 3, 70}, Case{Depth::all, 4100, 3, 2, 5, 70},
+        Case{Depth::all, 15900, 8, 0, 2, 17}, Case{Depth::partial, 40, 16, 0, 64, 2100},
+        Case{Depth::none, 40, 8, 0, 4, 2100}}) {
     const Int tokens = c.tokens * std::max(1, gpu::multiprocessors(kGpu));
     Both both({.depth = c.depth,
                .main = c.main,
                .side = c.side,
                .offset = c.offset,
                .page = c.page,
+               .cut = c.cut,
                .slots = tokens + tokens / 50 + 2,
                .rows = 3,
                .width = tokens,

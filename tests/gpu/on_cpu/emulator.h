@@ -4,6 +4,7 @@
 // says nothing about speed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -114,6 +115,14 @@ inline int __reduce_add_sync(unsigned mask, int value) {
     if ((mask >> l & 1) != 0) sum += static_cast<std::uint32_t>(all[l]);
   }
   return static_cast<int>(sum);
+}
+inline int __reduce_max_sync(unsigned mask, int value) {
+  const std::uint64_t* const all = emulator::meet_lanes(mask, static_cast<std::uint32_t>(value));
+  int most = value;
+  for (int l = 0; l < 32; ++l) {
+    if ((mask >> l & 1) != 0) most = std::max(most, static_cast<int>(all[l]));
+  }
+  return most;
 }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from) {

@@ -275,9 +275,9 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
 }
 
 /// The same where there are slots for all lanes: each hashes a strip of a slot alone, from rows of
-/// shared memory to which the warp copies 128 bytes of 32 strips at once. Where the tile has less
-/// than 32 slots, neighbouring lanes have the next strips of the same ones. A lane needs none of
-/// another, and the key of a word is the same for all.
+/// shared memory to which the warp copies 128 bytes of 32 strips at once. A row is a line of
+/// memory, of which a strip's first may begin with another's bytes: so no line is asked for twice.
+/// Where the tile has less than 32 slots, neighbouring lanes have the next strips of the same ones.
 __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shape,
                                       DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
                                       std::uint64_t* sums) {
@@ -296,6 +296,11 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const int first = (shape.whole ? warp : 0) * side_by_side;
   const int mine = lane / shape.rows;
   const auto own_strip = [&](int base) { return strip_at(p, min(base + mine, p.num_strips - 1)); };
+  // Vectors of a strip's first row that are not its own.
+  const auto lead_of = [](const Strip& strip, const std::uint8_t* at) {
+    const auto bits = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(at));
+    return strip.alignment == kVector ? static_cast<int>(bits / kVector % kVectorsOfRow) : 0;
+  };
   const std::uint32_t stages = gpu::ptx::shared_address(scratch.stages[warp]);
   const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kPitch);
   // As a copier: vector `vector` of the rows `copied`, + kRowsApart, ...
@@ -303,31 +308,23 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   const int copied = lane / kVectorsOfRow;
   const auto copied_row = static_cast<std::uint32_t>(copied * kPitch + vector * kVector);
 
-  // What is asked for next.
+  // What is asked for next: `open` with what it leads in.
   int ask = first;
   OpenPiece open{};
-  int more = -1;
-  int ask_left = 0;  // the most of all lanes
-  bool together = false;
+  int lead = 0, more = -1;
+  int rows_left = 0;  // the most of all lanes
+  bool aligned = false;
   const std::uint8_t* rows[kCopies];
   const auto open_next = [&] {
     if (ask >= p.num_strips) return;
     const Strip strip = own_strip(ask);
     open = open_piece(p.pieces_in_order + strip.first, address);
-    ask_left = open.bytes = strip.bytes;
-    open.alignment = strip.alignment;
+    lead = lead_of(strip, open.at);
     more = strip.more;
-    together = open.bytes > kVector;
-    if (side_by_side > 1) {
-      const int bytes = __shfl_sync(kAllLanes, open.bytes, 0);
-      const int alignment = __shfl_sync(kAllLanes, open.alignment, 0);
-      together &= __all_sync(kAllLanes, open.bytes == bytes && open.alignment == alignment) != 0;
-#pragma unroll
-      for (int d = kWarp / 2; d > 0; d /= 2) {
-        ask_left = max(ask_left, __shfl_xor_sync(kAllLanes, ask_left, d));
-      }
-    }
-    if (!together) return;
+    open = {open.at - lead * kVector, strip.bytes + lead * kVector, strip.alignment};
+    rows_left = __reduce_max_sync(kAllLanes, (open.bytes + kRow - 1) / kRow);
+    aligned = __all_sync(kAllLanes, open.alignment == kVector) != 0;
+    if (!aligned) return;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       rows[i] = reinterpret_cast<const std::uint8_t*>(
@@ -347,35 +344,50 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
       const auto to_row = [&](int i) {
         return to + copied_row + static_cast<std::uint32_t>(i * kRowsApart * kPitch);
       };
-      if (together && open.alignment == 16 && ask_left >= kRow) {
+      if (aligned && __all_sync(kAllLanes, lead == 0 && open.bytes >= kRow)) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
           gpu::ptx::cp_async_of_row(to_row(i), rows[i]);
           rows[i] += kRow;
         }
       } else {
-        if (together) {
-          const int n = ask_left - vector * kVector;
-#pragma unroll 1
+        if (__all_sync(kAllLanes, lead == 0 && open.bytes <= kVector)) {
+          copy_own(to, open);
+        } else if (aligned) {
+          const int own = open.bytes * kVectorsOfRow + lead;
+#pragma unroll
           for (int i = 0; i < kCopies; ++i) {
-            const std::uint64_t row_at =
-                shuffle(reinterpret_cast<std::uintptr_t>(open.at), copied + kRowsApart * i);
-            if (n <= 0) continue;
-            copy_vector(to_row(i), reinterpret_cast<const std::uint8_t*>(row_at) + vector * kVector,
-                        n, open.alignment);
+            const int of_row = __shfl_sync(kAllLanes, own, copied + kRowsApart * i);
+            if (vector >= of_row % kVectorsOfRow) {
+              copy_of_row(to_row(i), rows[i], of_row / kVectorsOfRow - vector * kVector);
+            }
+            rows[i] += kRow;
           }
         } else {
-          copy_own(to, open);
+#pragma unroll 1
+          for (int i = 0; i < kCopies; ++i) {
+            const int from = copied + kRowsApart * i;
+            const std::uint64_t at = shuffle(reinterpret_cast<std::uintptr_t>(open.at), from);
+            const int n = __shfl_sync(kAllLanes, open.bytes, from) - vector * kVector;
+            const int alignment = __shfl_sync(kAllLanes, open.alignment, from);
+            if (n <= 0) continue;
+            copy_vector(to_row(i), reinterpret_cast<const std::uint8_t*>(at) + vector * kVector, n,
+                        alignment);
+          }
         }
-        if (more >= 0 && open.bytes > 0 && open.bytes < kRow) {
-          copy_own(to + static_cast<std::uint32_t>(padded(open.bytes)),
-                   open_piece(p.pieces_in_order + more, address));
+        if (more >= 0 && (lead > 0 || (open.bytes > 0 && open.bytes <= kRow))) {
+          const OpenPiece other = open_piece(p.pieces_in_order + more, address);
+          const bool before = lead * kVector >= other.bytes;
+          if (before || open.bytes <= kRow) {
+            copy_own(to + static_cast<std::uint32_t>(before ? 0 : padded(open.bytes)), other);
+            more = -1;
+          }
         }
       }
       open.at += kRow;
       open.bytes -= kRow;
-      ask_left -= kRow;
-      if (ask_left <= 0) {
+      lead = 0;
+      if (--rows_left == 0) {
         ask += step;
         open_next();
       }
@@ -383,41 +395,44 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
     gpu::ptx::cp_async_commit();
   };
 
-  // What is hashed next: of a strip `rest` bytes of its rows, `left` of them of the piece.
+  // What is hashed next: of a strip `rest` bytes of its rows, `left` of them of the piece; of the
+  // row not the first `skipped` vectors.
   int have = first;
   const Piece* piece = nullptr;
-  int rest = 0;
-  int left = 0;
+  int rest = 0, left = 0, skipped = 0, other = -1;
   std::uint64_t nh = 0;
   hash::u128 terms = 0;
   hash::BlockKeys block_keys{};
   const std::uint32_t first_key = gpu::ptx::shared_address(scratch.nh_keys);
   std::uint32_t key = first_key;
-  const auto begin_piece = [&] {
-    block_keys = keys_of(piece);
-    left = __ldg(&piece->bytes);
-  };
   const auto begin_strip = [&] {
     if (have >= p.num_strips) return;
     const Strip strip = own_strip(have);
     piece = p.pieces_in_order + strip.first;
+    const OpenPiece begun = open_piece(piece, address);
+    skipped = lead_of(strip, begun.at);
+    block_keys = keys_of(piece);
+    left = begun.bytes;
     rest = padded(strip.bytes);
-    if (strip.more >= 0) rest += padded(__ldg(&p.pieces_in_order[strip.more].bytes));
-    begin_piece();
+    other = strip.more;
+  };
+  const auto add_term = [&](std::uint64_t of_piece, const hash::BlockKeys& keys) {
+    if (have + mine < p.num_strips) terms += hash::block_term(of_piece, keys);
   };
   const auto end_piece = [&] {
-    if (have + mine < p.num_strips) terms += hash::block_term(nh, block_keys);
+    add_term(nh, block_keys);
     nh = 0;
     key = first_key;
     if (rest <= 0) return;
     ++piece;
-    begin_piece();
+    block_keys = keys_of(piece);
+    left = __ldg(&piece->bytes);
   };
   const auto take = [&](std::uint32_t from) {
     const auto word = [&](int v) {
       return gpu::ptx::load_shared_u32x4(from + own_row + static_cast<std::uint32_t>(v * kVector));
     };
-    if (__all_sync(kAllLanes, left >= kRow)) {
+    if (__all_sync(kAllLanes, skipped == 0 && left >= kRow)) {
 #pragma unroll
       for (int v = 0; v < kVectorsOfRow; ++v) {
         nh += nh_vector(word(v),
@@ -429,14 +444,30 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
       rest -= kRow;
       if (left == 0) end_piece();
     } else {
+      const int filled = skipped * kVector + rest;  // of this row and the ones after
+      if (other >= 0 && (skipped > 0 || (rest > 0 && filled <= kRow))) {
+        const int bytes = __ldg(&p.pieces_in_order[other].bytes);
+        const bool before = skipped * kVector >= bytes;
+        if (before || filled <= kRow) {
+          std::uint64_t of_other = 0;
+          for (int v = 0; v * kVector < bytes; ++v) {
+            of_other += nh_vector(word(v + (before ? 0 : filled / kVector)), scratch.nh_keys[v],
+                                  bytes - v * kVector);
+          }
+          add_term(of_other, keys_of(p.pieces_in_order + other));
+          other = -1;
+        }
+      }
 #pragma unroll 1
-      for (int v = 0; v < kVectorsOfRow && rest > 0; ++v) {
+      for (int v = 0; v < kVectorsOfRow; ++v) {
+        if (v < skipped || rest <= 0) continue;
         nh += nh_vector(word(v), gpu::ptx::load_shared_u64x2(key), left);
         key += kVector;
         left -= kVector;
         rest -= kVector;
         if (left <= 0) end_piece();
       }
+      skipped = 0;
     }
     if (!__all_sync(kAllLanes, rest <= 0)) return;
     have += step;
@@ -455,8 +486,9 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   }
   std::uint64_t sum = hash::canonical(terms);
   for (int d = shape.rows; d < kWarp; d *= 2) {
-    const std::uint64_t other = __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
-    sum = hash::canonical(sum + other);
+    const std::uint64_t other_lanes =
+        __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+    sum = hash::canonical(sum + other_lanes);
   }
   if (lane < shape.rows) sums[row * shape.parts + (shape.whole ? warp : 0)] = sum;
 }

@@ -234,8 +234,19 @@ struct Table {
   std::uint64_t length_sum = 0;
 };
 
-int whole_vectors(std::int32_t bytes) {
-  return (bytes + 15) / 16 * 16;
+/// Whether `more` bytes fit into the first or the last line of a strip that begins with `first`,
+/// wherever in a line a slot's begins.
+bool has_room(const Strip& strip, const Piece& first, std::int32_t more) {
+  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(first.base) |
+                             static_cast<std::uint64_t>(first.page_stride) |
+                             static_cast<std::uint64_t>(first.token_stride) | kStripRow;
+  const auto padded = [](std::int32_t bytes) { return (bytes + 15) / 16 * 16; };
+  const int step = strip.alignment == 16 ? static_cast<int>(bits & (~bits + 1)) : kStripRow;
+  for (int lead = 0; lead < kStripRow; lead += step) {
+    const int after = (kStripRow - (lead + padded(strip.bytes)) % kStripRow) % kStripRow;
+    if (padded(more) > std::max(lead, after)) return false;
+  }
+  return true;
 }
 
 /// Strips of pieces, those that are alike side by side.
@@ -254,8 +265,7 @@ std::vector<Strip> strips_of(const std::vector<Piece>& pieces) {
         s.alignment = std::min(s.alignment, piece.alignment);
         continue;
       }
-      const int used = whole_vectors(s.bytes) % kStripRow;
-      if (used != 0 && piece.bytes <= kStripRow - used) {
+      if (has_room(s, pieces[static_cast<std::size_t>(s.first)], piece.bytes)) {
         s.more = static_cast<std::int32_t>(i);
         continue;
       }
