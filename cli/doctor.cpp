@@ -91,7 +91,8 @@ Json examine() {
                        {"compute_capability", fmt::format("{}.{}", d.major, d.minor)},
                        {"multiprocessors", d.multiprocessors},
                        {"memory_bytes", d.memory_bytes},
-                       {"usable", d.usable}});
+                       {"usable", d.usable},
+                       {"sparse_mla", d.sparse_mla}});
   }
   return {{"version", version_string()},
           {"cpu",
@@ -151,8 +152,11 @@ std::string as_text(const Json& j, const Style& style) {
                                 d["compute_capability"].get<std::string>(),
                                 d["multiprocessors"].get<int>(), gibibytes(d["memory_bytes"]))));
     if (!d["usable"].get<bool>()) continue;
-    row("", fmt::format("runs: attend and replay --device cuda:{0}, bench sparse_mla --device {0}",
-                        d["index"].get<int>()));
+    const int i = d["index"].get<int>();
+    row("", d["sparse_mla"].get<bool>()
+                ? fmt::format(
+                      "runs: attend and replay --device cuda:{0}, bench sparse_mla --device {0}", i)
+                : fmt::format("runs: replay --device cuda:{} (attend needs Hopper)", i));
   }
   if (cuda["devices"].empty()) row("GPU", cuda["problem"].get<std::string>());
   const Json& build = j["build"];

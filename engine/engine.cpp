@@ -49,7 +49,7 @@ const EngineOptions& checked(const EngineOptions& o) {
           "1 to 65536 requests");
   require(o.step_tokens >= 1, "step_tokens", o.step_tokens, "at least 1 token");
   require(o.decode_tokens >= 1, "decode_tokens", o.decode_tokens, "at least 1 token");
-  if (o.device.type != DeviceType::cpu) gpu::require_hopper("the engine's pool", o.device);
+  if (o.device.type != DeviceType::cpu) gpu::require_gpu("the engine's pool", o.device);
   require(o.max_length >= 0 && o.max_length < kMaxSlots, "max_length", o.max_length,
           "0 to 2^31 tokens");
   return o;

@@ -47,7 +47,13 @@ def _as_text(found: dict) -> str:
         out += row("CUDA", "not in this build")
     for d in cuda["devices"]:
         capability = ".".join(str(n) for n in d["compute_capability"])
-        usable = "usable" if d["usable"] else "not usable: the kernels need Hopper (9.0)"
+        usable = (
+            "usable"
+            if d["sparse_mla"]
+            else "usable by the canary; the prefill needs Hopper (9.0)"
+            if d["usable"]
+            else "not usable: this build has no kernels for it"
+        )
         out += row("GPU", f"{d['index']}: {d['name']}, compute capability {capability}, {usable}")
     if not cuda["devices"]:
         out += row("GPU", cuda["problem"])

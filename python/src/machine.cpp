@@ -28,6 +28,7 @@ void bind_machine(nb::module_& m) {
       device["multiprocessors"] = d.multiprocessors;
       device["memory_bytes"] = d.memory_bytes;
       device["usable"] = d.usable;
+      device["sparse_mla"] = d.sparse_mla;
       devices.append(device);
     }
     cuda["devices"] = devices;

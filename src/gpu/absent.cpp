@@ -13,9 +13,12 @@ Survey survey() {
   return s;
 }
 
-void require_hopper(std::string_view name, Device device) {
+void require_gpu(std::string_view name, Device device) {
   raise(errors::Page::no_cuda_in_this_build,
         {{"name", std::string(name)}, {"got", device_string(device)}});
+}
+void require_hopper(std::string_view name, Device device) {
+  require_gpu(name, device);
 }
 
 int multiprocessors(Device) noexcept {
@@ -23,19 +26,19 @@ int multiprocessors(Device) noexcept {
 }
 
 Memory::Memory(Device device, std::size_t) {
-  require_hopper("GPU memory", device);
+  require_gpu("GPU memory", device);
 }
 Memory::Memory(Device device, const void*, std::size_t bytes) : Memory(device, bytes) {}
 Memory::~Memory() = default;
 void Memory::download(void*, std::size_t, std::size_t) const {}
 
 PinnedMemory::PinnedMemory(Device device, std::size_t bytes) : bytes_(bytes) {
-  require_hopper("GPU memory", device);
+  require_gpu("GPU memory", device);
 }
 PinnedMemory::~PinnedMemory() = default;
 
 Event::Event(Device device) : device_(device) {
-  require_hopper("GPU event", device);
+  require_gpu("GPU event", device);
 }
 Event::~Event() = default;
 void Event::record(Stream) {}
@@ -45,7 +48,7 @@ bool Event::done() const {
 void Event::hold(Stream) const {}
 
 OwnStream::OwnStream(Device device) {
-  require_hopper("GPU stream", device);
+  require_gpu("GPU stream", device);
 }
 OwnStream::~OwnStream() = default;
 
@@ -61,7 +64,7 @@ void synchronize(Device) {}
 void synchronize(Device, Stream) {}
 
 std::vector<double> time_calls(Device device, int, const std::function<void()>&) {
-  require_hopper("GPU clock", device);
+  require_gpu("GPU clock", device);
   return {};
 }
 

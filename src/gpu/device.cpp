@@ -25,9 +25,42 @@ std::string words_of(cudaError_t e) {
   return cudaGetErrorString(e);
 }
 
-bool is_hopper(int major, int minor) noexcept {
-  return major == 9 && minor == 0;
+struct Capability {
+  int major = 0, minor = 0;
+};
+
+bool is_hopper(Capability c) noexcept {
+  return c.major == 9 && c.minor == 0;
 }
+bool runs_canary(Capability c) noexcept {
+  return SERINUS_CANARY_SM80 != 0 ? c.major >= 8 : is_hopper(c);
+}
+
+/// Of a device that exists; throws where there is none.
+Capability capability_of(Device device) {
+  int count = 0;
+  if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess) {
+    cudaGetLastError();
+    raise(errors::Page::no_cuda_device, {{"device", device_string(device)}, {"got", words_of(e)}});
+  }
+  if (device.index < 0 || device.index >= count) {
+    raise(errors::Page::no_cuda_device,
+          {{"device", device_string(device)},
+           {"got", std::to_string(count) + (count == 1 ? " device" : " devices")}});
+  }
+  return {attribute(cudaDevAttrComputeCapabilityMajor, device.index),
+          attribute(cudaDevAttrComputeCapabilityMinor, device.index)};
+}
+
+void refuse(std::string_view name, const char* want, Device device, Capability got) {
+  raise(errors::Page::wrong_gpu,
+        {{"name", std::string(name)},
+         {"want", want},
+         {"device", device_string(device)},
+         {"got", std::to_string(got.major) + "." + std::to_string(got.minor)}});
+}
+
+constexpr char kHopper[] = "9.0 (Hopper: H100, H200)";
 
 }  // namespace
 
@@ -57,31 +90,24 @@ Survey survey() {
     d.memory_bytes = static_cast<std::int64_t>(p.totalGlobalMem);
     d.l2_bytes = p.l2CacheSize;
     d.clock_khz = attribute(cudaDevAttrClockRate, i);
-    d.usable = is_hopper(d.major, d.minor);
+    d.usable = runs_canary({d.major, d.minor});
+    d.sparse_mla = is_hopper({d.major, d.minor});
     s.devices.push_back(std::move(d));
   }
   if (s.devices.empty()) s.problem = "no CUDA device";
   return s;
 }
 
+void require_gpu(std::string_view name, Device device) {
+  const Capability got = capability_of(device);
+  const char* const want =
+      SERINUS_CANARY_SM80 != 0 ? "8.0 or later (A100, L40, H100, ...)" : kHopper;
+  if (!runs_canary(got)) refuse(name, want, device, got);
+}
+
 void require_hopper(std::string_view name, Device device) {
-  int count = 0;
-  if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess) {
-    cudaGetLastError();
-    raise(errors::Page::no_cuda_device, {{"device", device_string(device)}, {"got", words_of(e)}});
-  }
-  if (device.index < 0 || device.index >= count) {
-    raise(errors::Page::no_cuda_device,
-          {{"device", device_string(device)},
-           {"got", std::to_string(count) + (count == 1 ? " device" : " devices")}});
-  }
-  const int major = attribute(cudaDevAttrComputeCapabilityMajor, device.index);
-  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device.index);
-  if (!is_hopper(major, minor)) {
-    raise(errors::Page::wrong_gpu, {{"name", std::string(name)},
-                                    {"device", device_string(device)},
-                                    {"got", std::to_string(major) + "." + std::to_string(minor)}});
-  }
+  const Capability got = capability_of(device);
+  if (!is_hopper(got)) refuse(name, kHopper, device, got);
 }
 
 int multiprocessors(Device device) noexcept {

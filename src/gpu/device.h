@@ -19,8 +19,9 @@ struct DeviceInfo {
   int multiprocessors = 0;
   std::int64_t memory_bytes = 0;
   std::int64_t l2_bytes = 0;
-  int clock_khz = 0;    ///< highest clock of the multiprocessors
-  bool usable = false;  ///< runs the kernels that this build holds
+  int clock_khz = 0;        ///< highest clock of the multiprocessors
+  bool usable = false;      ///< runs the canary's kernels that this build holds
+  bool sparse_mla = false;  ///< and the sparse MLA prefill's: Hopper
 };
 
 struct Survey {
@@ -34,8 +35,10 @@ struct Survey {
 /// Asks the driver. A missing driver or device is an answer, not an error.
 Survey survey();
 
-/// Throws unless `device` is a GPU that this build has kernels for (Hopper). `name` is what wants
-/// to run there, as the message shall call it.
+/// Throws unless `device` is a GPU that this build has the canary's kernels for. `name` is what
+/// wants to run there, as the message shall call it.
+void require_gpu(std::string_view name, Device device);
+/// The same for what Hopper alone can run.
 void require_hopper(std::string_view name, Device device);
 
 /// Multiprocessors of `device`; 0 if it cannot be asked.

@@ -1,7 +1,12 @@
 #include "gpu/launch.h"
 
+#include <array>
+#include <atomic>
+#include <cstdint>
+
 #include "base/checks.h"
 #include "base/raise.h"
+#include "gpu/launch_following.h"
 
 namespace serinus::gpu {
 
@@ -18,6 +23,25 @@ OnDevice::OnDevice(Device device) {
 
 OnDevice::~OnDevice() {
   cudaSetDevice(before_);
+}
+
+bool launches_overlap(const void* kernel) {
+  enum class Known : std::uint8_t { nothing, no, yes };
+  static std::array<std::atomic<Known>, 64> known{};
+  int device = 0;
+  check_launch("cudaGetDevice", cudaGetDevice(&device));
+  const auto i = static_cast<std::size_t>(device);
+  if (i < known.size()) {
+    const Known k = known[i].load(std::memory_order_relaxed);
+    if (k != Known::nothing) return k == Known::yes;
+  }
+  cudaFuncAttributes code{};
+  check_launch("cudaFuncGetAttributes", cudaFuncGetAttributes(&code, kernel));
+  const bool overlap = code.ptxVersion >= 90;
+  if (i < known.size()) {
+    known[i].store(overlap ? Known::yes : Known::no, std::memory_order_relaxed);
+  }
+  return overlap;
 }
 
 }  // namespace serinus::gpu

@@ -31,9 +31,9 @@ struct Shape {
   std::size_t shared_bytes = 0;
 };
 
-/// What launch() and launch_following() share; they differ in the attribute.
+/// What launch() and launch_following() share; `attribute` may be null.
 template <class... Args>
-void launch_with(cudaLaunchAttribute attribute, const char* what, void (*kernel)(Args...),
+void launch_with(cudaLaunchAttribute* attribute, const char* what, void (*kernel)(Args...),
                  const Shape& shape, Stream stream, const Args&... args) {
   // More than 48 KB of shared memory must be asked for; asking again costs no driver call.
   check_launch(what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -43,8 +43,8 @@ void launch_with(cudaLaunchAttribute attribute, const char* what, void (*kernel)
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attribute;
+  config.numAttrs = attribute != nullptr ? 1 : 0;
   check_launch(what, cudaLaunchKernelEx(&config, kernel, args...));
 }
 
@@ -54,7 +54,8 @@ void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Strea
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {shape.cluster, 1, 1};
-  launch_with(cluster, what, kernel, shape, stream, args...);
+  // Before Hopper there are no clusters, not even of one.
+  launch_with(shape.cluster > 1 ? &cluster : nullptr, what, kernel, shape, stream, args...);
 }
 
 }  // namespace serinus::gpu

@@ -296,7 +296,7 @@ TEST_F(Attend, OnTheGpuOrWhyNot) {
     expect_refused(r, "SRN7001", "cuda:0", 2);
   } else if (gpus.devices.empty()) {
     expect_refused(r, "SRN7002", "cuda:0", 2);
-  } else if (!gpus.devices[0].usable) {
+  } else if (!gpus.devices[0].sparse_mla) {
     expect_refused(r, "SRN7003", "cuda:0", 2);
   } else {
     EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
@@ -312,7 +312,7 @@ TEST_F(Attend, OnTheGpuOrWhyNot) {
 
 TEST_F(Attend, BenchNeedsTheGpu) {
   const gpu::Survey gpus = gpu::survey();
-  if (!gpus.devices.empty() && gpus.devices[0].usable) GTEST_SKIP() << "there is one";
+  if (!gpus.devices.empty() && gpus.devices[0].sparse_mla) GTEST_SKIP() << "there is one";
   const CommandResult r = run_command("bench sparse_mla --json");
   EXPECT_EQ(r.exit_code, 2) << r.err;
   EXPECT_NE(r.err.find("error SRN700"), std::string::npos) << r.err;

@@ -35,14 +35,31 @@ TEST(RequireHopper, RefusesADeviceThatIsNotThereWithAPage) {
   EXPECT_EQ(multiprocessors(kNoSuchDevice), 0);
 }
 
-TEST(RequireHopper, AgreesWithTheSurvey) {
+TEST(RequireGpu, RefusesADeviceThatIsNotThereWithAPage) {
+  try {
+    require_gpu("canary pool", kNoSuchDevice);
+    FAIL() << "accepted cuda:1000000";
+  } catch (const RuntimeError& e) {
+    EXPECT_EQ(e.id(), survey().compiled ? "SRN7002" : "SRN7001") << e.what();
+  }
+}
+
+TEST(RequireGpu, AgreesWithTheSurvey) {
+  const auto accepts = [](auto require, Device device) {
+    try {
+      require("this", device);
+      return true;
+    } catch (const RuntimeError& e) {
+      EXPECT_EQ(e.id(), "SRN7003") << e.what();
+      return false;
+    }
+  };
   for (const DeviceInfo& d : survey().devices) {
     const Device device{DeviceType::cuda, d.index};
-    if (d.usable) {
-      EXPECT_NO_THROW(require_hopper("this", device));
-    } else {
-      EXPECT_THROW(require_hopper("this", device), RuntimeError);
-    }
+    EXPECT_EQ(accepts(require_gpu, device), d.usable);
+    EXPECT_EQ(accepts(require_hopper, device), d.sparse_mla);
+    EXPECT_EQ(d.sparse_mla, d.major == 9 && d.minor == 0);
+    EXPECT_TRUE(d.usable || !d.sparse_mla);  // whatever runs the prefill runs the canary
   }
 }
 

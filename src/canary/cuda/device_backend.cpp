@@ -14,7 +14,7 @@ namespace serinus::canary::cuda {
 
 DeviceBackend::DeviceBackend(const Options& options, Reporter& reporter, Device device)
     : Backend(options, reporter),
-      device_((gpu::require_hopper("canary pool", device), device)),
+      device_((gpu::require_gpu("canary pool", device), device)),
       own_(device),
       staging_(device),
       ring_memory_(device, ring_bytes(options.ring_capacity)),

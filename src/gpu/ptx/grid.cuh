@@ -4,7 +4,8 @@
 
 namespace serinus::gpu::ptx {
 
-/// In a kernel whose launch `overlaps`: waits until all that was launched before is done and seen.
+// Before Hopper launches do not overlap, and these do nothing.
+/// In a kernel whose launch overlaps: waits until all that was launched before is done and seen.
 __device__ __forceinline__ void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

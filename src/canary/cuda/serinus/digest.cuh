@@ -156,7 +156,8 @@ __device__ __forceinline__ hash::BlockKeys keys_of(const PoolParams& p, int piec
 __device__ __forceinline__ Strip strip_at(const PoolParams& p, int i) {
   const uint4 s = __ldg(reinterpret_cast<const uint4*>(p.strips + i));
   return {static_cast<std::int32_t>(s.x), static_cast<std::int32_t>(s.y),
-          static_cast<std::int32_t>(s.z), static_cast<std::int32_t>(s.w)};
+          static_cast<std::int32_t>(s.z), static_cast<std::int16_t>(s.w & 0xFFFF),
+          static_cast<std::int16_t>(s.w >> 16)};
 }
 /// Bytes of shared memory, whole vectors.
 __device__ __forceinline__ int padded(int bytes) {
@@ -276,7 +277,8 @@ __device__ inline void digest_all(const PoolParams& p, const TileShape& shape, c
 
 /// The same where there are slots for all lanes: each hashes a strip of a slot alone, from rows of
 /// shared memory to which the warp copies 128 bytes of 32 strips at once. A row is a line of
-/// memory, of which a strip's first may begin with another's bytes: so no line is asked for twice.
+/// memory where slots begin anywhere in one, and a strip's first may then begin with another's
+/// bytes: no line is asked for twice.
 /// Where the tile has less than 32 slots, neighbouring lanes have the next strips of the same ones.
 __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shape,
                                       DigestScratch<Depth::all>& scratch, const std::int32_t* slots,
@@ -299,7 +301,7 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
   // Vectors of a strip's first row that are not its own.
   const auto lead_of = [](const Strip& strip, const std::uint8_t* at) {
     const auto bits = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(at));
-    return strip.alignment == kVector ? static_cast<int>(bits / kVector % kVectorsOfRow) : 0;
+    return strip.by_line != 0 ? static_cast<int>(bits / kVector % kVectorsOfRow) : 0;
   };
   const std::uint32_t stages = gpu::ptx::shared_address(scratch.stages[warp]);
   const std::uint32_t own_row = static_cast<std::uint32_t>(lane * kPitch);
@@ -460,7 +462,8 @@ __device__ inline void digest_by_lane(const PoolParams& p, const TileShape& shap
       }
 #pragma unroll 1
       for (int v = 0; v < kVectorsOfRow; ++v) {
-        if (v < skipped || rest <= 0) continue;
+        if (v < skipped) continue;
+        if (rest <= 0) break;
         nh += nh_vector(word(v), gpu::ptx::load_shared_u64x2(key), left);
         key += kVector;
         left -= kVector;

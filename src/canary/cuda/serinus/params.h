@@ -30,7 +30,8 @@ struct alignas(16) Strip {
   std::int32_t first = 0;  ///< of its pieces, in the order of the sources
   std::int32_t bytes = 0;  ///< back to back
   std::int32_t more = -1;  ///< the piece that lies elsewhere; -1: none
-  std::int32_t alignment = 1;
+  std::int16_t alignment = 1;
+  std::int16_t by_line = 0;  ///< its rows are lines of memory: of slots that begin anywhere in one
 };
 static_assert(sizeof(Strip) == 16);
 inline constexpr int kStripRow = 128;  ///< bytes of such a row

@@ -3,28 +3,28 @@
 #include "canary/cuda/sglang/run.h"
 #include "gpu/device.h"
 
-// require_hopper() throws: there is no CUDA here.
+// require_gpu() throws: there is no CUDA here.
 namespace serinus::canary::sglang::cuda {
 
 void plan(const PlanParams&, Device device, Stream) {
-  gpu::require_hopper("canary plan", device);
+  gpu::require_gpu("canary plan", device);
 }
 
 void translate(const std::int64_t*, std::int64_t, const std::int64_t*, std::int64_t, std::int64_t*,
                Device device, Stream) {
-  gpu::require_hopper("canary translate_slots", device);
+  gpu::require_gpu("canary translate_slots", device);
 }
 
 void scatter(const ScatterParams&, Device device, Stream) {
-  gpu::require_hopper("canary scatter_req_token_ids", device);
+  gpu::require_gpu("canary scatter_req_token_ids", device);
 }
 
 void verify(const VerifyParams&, Device device, Stream) {
-  gpu::require_hopper("canary verify", device);
+  gpu::require_gpu("canary verify", device);
 }
 
 void write(const WriteParams&, Device device, Stream) {
-  gpu::require_hopper("canary write", device);
+  gpu::require_gpu("canary write", device);
 }
 
 // No backend of a Monitor comes to call these: it has asked for a GPU before.

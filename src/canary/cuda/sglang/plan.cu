@@ -135,7 +135,7 @@ __global__ void scatter_kernel(const __grid_constant__ ScatterParams p) {
 }  // namespace
 
 void plan(const PlanParams& p, Device device, Stream stream) {
-  gpu::require_hopper("canary plan", device);
+  gpu::require_gpu("canary plan", device);
   const gpu::OnDevice current(device);
   gpu::launch("canary plan", plan_kernel,
               {grid_for(device, p.verify_capacity, kThreads * kEach, kCtasEach), kThreads}, stream,
@@ -144,14 +144,14 @@ void plan(const PlanParams& p, Device device, Stream stream) {
 
 void translate(const std::int64_t* slots, std::int64_t count, const std::int64_t* mapping,
                std::int64_t mapping_size, std::int64_t* out, Device device, Stream stream) {
-  gpu::require_hopper("canary translate_slots", device);
+  gpu::require_gpu("canary translate_slots", device);
   const gpu::OnDevice current(device);
   gpu::launch("canary translate_slots", translate_kernel, {grid_for(device, count, 256, 8), 256},
               stream, slots, count, mapping, mapping_size, out);
 }
 
 void scatter(const ScatterParams& p, Device device, Stream stream) {
-  gpu::require_hopper("canary scatter_req_token_ids", device);
+  gpu::require_gpu("canary scatter_req_token_ids", device);
   if (p.num_requests == 0) return;
   const gpu::OnDevice current(device);
   constexpr unsigned kCtasARequest = 4;

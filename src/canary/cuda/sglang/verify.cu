@@ -100,7 +100,7 @@ void launch(const VerifyParams& p, Device device, Stream stream) {
 }  // namespace
 
 void verify(const VerifyParams& p, Device device, Stream stream) {
-  gpu::require_hopper("canary verify", device);
+  gpu::require_gpu("canary verify", device);
   const gpu::OnDevice current(device);
   bool short_sources = true;
   for (int k = 0; k < p.context.num_sources; ++k) {

@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(kThreads, kCtasEach)
 }  // namespace
 
 void write(const WriteParams& p, Device device, Stream stream) {
-  gpu::require_hopper("canary write", device);
+  gpu::require_gpu("canary write", device);
   const gpu::OnDevice current(device);
   const bool bytes = p.context.num_sources > 0;
   // A chain is slow, so rows go side by side as far as two a multiprocessor; where there are bytes,

@@ -21,7 +21,7 @@ struct Survey {
 inline Survey survey() {
   return {};
 }
-inline void require_hopper(std::string_view, Device) {}
+inline void require_gpu(std::string_view, Device) {}
 inline int multiprocessors(Device) noexcept {
   return 2;
 }
