@@ -8,6 +8,16 @@ namespace serinus::canary::cuda {
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 inline constexpr int kWarp = 32;
 
+/// CTAs of a multiprocessor whose registers are to fit side by side: half as many as on Hopper where
+/// the same code takes more registers.
+constexpr int ctas_each(int on_hopper) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return (on_hopper + 1) / 2;
+#else
+  return on_hopper;
+#endif
+}
+
 __device__ __forceinline__ int lane_id() {
   return static_cast<int>(threadIdx.x) % kWarp;
 }

@@ -19,7 +19,7 @@ namespace serinus::canary::cuda {
 
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, ctas_each(4))
     compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                    const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps,
                    std::int64_t tiles) {

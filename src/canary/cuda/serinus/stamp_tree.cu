@@ -44,7 +44,7 @@ __device__ Node composed_before(const PoolParams& p, const BatchParams& b,
   return n;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, ctas_each(2))
     compose_tree_kernel(const __grid_constant__ PoolParams p,
                         const __grid_constant__ RingParams ring,
                         const __grid_constant__ BatchParams b, StampedToken* tokens,

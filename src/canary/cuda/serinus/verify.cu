@@ -100,7 +100,7 @@ __device__ __forceinline__ void check_tile(const PoolParams& p, const RingParams
 
 /// `kGroups` of 32 cells are a tile of a warp, or 1 a tile of any shape.
 template <Depth kDepth, int kGroups>
-__global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
+__global__ void __launch_bounds__(kThreads, ctas_each(kCtas<kDepth>))
     verify_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                   const __grid_constant__ BatchParams b, Moment moment, std::int64_t records,
                   TileShape shape, TileShape null_shape) {
