@@ -5,6 +5,7 @@
 // what an octet does here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "canary/cuda/lanes.cuh"
@@ -59,23 +60,28 @@ struct DigestScratch {
     uint4 under_way[kSteps * kWide][kThreads];  ///< a column a thread
     uint4 stages[kDepth == Depth::all ? kWarps : 1][2][kRowsBytes / kVector];
   };
-  ulonglong2 nh_keys[kVectors];
+  ulonglong2 nh_keys[kDepth == Depth::all ? kVectors : 2];
   /// Row by row, a part each, of every warp's tile; or of the CTA's.
   std::uint64_t sums[kWarps * kTileRows<kDepth>];
   /// Of each warp's tile, to be digested; -1 = none.
   std::int32_t slots[kWarps][kTileRows<kDepth>];
 };
 
+/// Of a CTA's shared memory, where it has least: compute capability 8.6, 8.9 and 12.0.
+inline constexpr std::size_t kMostShared = 99 * 1024;
+
 /// A kernel's shared memory, as the launch sizes it.
 template <class T>
 __device__ __forceinline__ T& shared_as() {
+  static_assert(sizeof(T) <= kMostShared);
   return *reinterpret_cast<T*>(gpu::ptx::dynamic_shared());
 }
 
 /// Once a kernel; a barrier must follow.
 template <Depth kDepth>
 __device__ inline void init_digest(DigestScratch<kDepth>& s) {
-  for (int v = static_cast<int>(threadIdx.x); v < kVectors; v += static_cast<int>(blockDim.x)) {
+  constexpr int kKeys = sizeof s.nh_keys / sizeof s.nh_keys[0];
+  for (int v = static_cast<int>(threadIdx.x); v < kKeys; v += static_cast<int>(blockDim.x)) {
     s.nh_keys[v] = make_ulonglong2(hash::nh_key(2 * v), hash::nh_key(2 * v + 1));
   }
 }

@@ -84,8 +84,8 @@ using FinderScan = cub::BlockScan<int, kThreads>;
 /// Lists live slots: of those from the cursor on the first, ..., the last-but-one.
 struct Finder {
   FinderScan::TempStorage scan;
-  int chunks[kThreads * kFinderChunks];  ///< that hold some of them
-  std::int64_t ranks[kThreads * kFinderChunks];
+  std::int16_t chunks[kThreads * kFinderChunks];  ///< that hold some of them
+  std::int32_t ranks[kThreads * kFinderChunks];
   int num_chunks;
   int listed;
 };
@@ -131,15 +131,15 @@ __device__ inline int find_live(const PoolParams& p, std::int64_t cursor, std::i
         continue;
       }
       const int at = atomicAdd(&f.num_chunks, 1);
-      f.chunks[at] = t * kFinderChunks + i;
-      f.ranks[at] = base + ranks[i];
+      f.chunks[at] = static_cast<std::int16_t>(t * kFinderChunks + i);
+      f.ranks[at] = static_cast<std::int32_t>(base + ranks[i]);
     }
     __syncthreads();
     for (int i = t / kWarp; i < f.num_chunks; i += kWarps) {
       const std::int64_t chunk = c0 + f.chunks[i];
       std::uint32_t bits = word(chunk, lane);
       const int up_to = sum_up_to(__popc(bits));
-      std::int64_t rank = f.ranks[i] + up_to - __popc(bits);
+      std::int64_t rank = std::int64_t{f.ranks[i]} + up_to - __popc(bits);
       for (; bits != 0 && rank < first; ++rank) bits &= bits - 1;
       for (; bits != 0 && rank < last; bits &= bits - 1, ++rank) {
         list[rank - first] =

@@ -16,7 +16,7 @@ namespace {
 
 template <Depth kDepth>
 constexpr int kCtas = kDepth == Depth::all ? 2 : 3;  // on every multiprocessor
-constexpr int kListed = 1024;                        // slots that a CTA finds at once
+constexpr int kListed = 768;                         // slots that a CTA finds at once
 
 template <Depth kDepth>
 struct Shared {
