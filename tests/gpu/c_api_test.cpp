@@ -84,15 +84,7 @@ struct Engine {
   DeviceBuffer k, v, table;
 };
 
-class CApiGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
-      if (d.usable && d.index == kGpu.index) return;
-    }
-    GTEST_SKIP() << "no GPU that this build has kernels for";
-  }
-};
+using CApiGpu = testing::GpuTest;
 
 TEST_F(CApiGpu, ABatchOfHostArrays) {
   Engine e;

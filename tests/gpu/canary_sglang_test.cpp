@@ -141,15 +141,7 @@ std::string difference(Endpoint got, Endpoint want) {
   return "";
 }
 
-class CanarySglangGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
-      if (d.usable && d.index == kGpu.index) return;
-    }
-    GTEST_SKIP() << "no GPU that this build has kernels for";
-  }
-};
+using CanarySglangGpu = testing::GpuTest;
 
 // ---------------------------------------------------------------- single calls
 

@@ -25,13 +25,10 @@ namespace {
 using testing::check_cuda;
 using testing::DeviceBuffer;
 using testing::kGpu;
-using Int = std::int64_t;
-using Ints = std::vector<Int>;
-using Rng = std::mt19937_64;
-
-Int pick(Rng& rng, Int low, Int high) {
-  return std::uniform_int_distribution<Int>(low, high)(rng);
-}
+using testing::pick;
+using Int = testing::Int;
+using Ints = testing::Ints;
+using Rng = testing::Rng;
 
 void fill_random(std::vector<std::uint8_t>& bytes, Rng& rng) {
   for (std::size_t i = 0; i < bytes.size(); i += sizeof(std::uint64_t)) {
@@ -419,15 +416,7 @@ class Both {
   std::vector<Owner> owners;
 };
 
-class CanaryGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
-      if (d.usable && d.index == kGpu.index) return;
-    }
-    GTEST_SKIP() << "no GPU that this build has kernels for";
-  }
-};
+using CanaryGpu = testing::GpuTest;
 
 constexpr Owner kCache = 900;
 

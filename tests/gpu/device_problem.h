@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "tests/gpu/gpu_test.h"
 #include "tests/sparse_mla/problem.h"
 
 namespace serinus::testing {
@@ -55,8 +56,6 @@ DeviceBuffer to_device(const std::vector<T>& v) {
   b.upload(v.data(), v.size() * sizeof(T));
   return b;
 }
-
-inline const Device kGpu{DeviceType::cuda, 0};
 
 /// Holds the inputs of a Problem on the device, dense or with gaps of NaN between rows.
 class DeviceProblem {

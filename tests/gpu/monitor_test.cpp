@@ -33,15 +33,12 @@ namespace {
 using testing::check_cuda;
 using testing::DeviceBuffer;
 using testing::kGpu;
-using Int = std::int64_t;
-using Ints = std::vector<Int>;
-using Rng = std::mt19937_64;
+using testing::pick;
+using Int = testing::Int;
+using Ints = testing::Ints;
+using Rng = testing::Rng;
 
 constexpr Owner kCache = 900;
-
-Int pick(Rng& rng, Int low, Int high) {
-  return std::uniform_int_distribution<Int>(low, high)(rng);
-}
 
 /// Rows of `main` bytes and little ones beside them.
 KvLayout layout_of(Int main) {
@@ -370,15 +367,7 @@ class Twins {
 
 constexpr Format kFormats[] = {Format::serinus, Format::sglang};
 
-class MonitorGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
-      if (d.usable && d.index == kGpu.index) return;
-    }
-    GTEST_SKIP() << "no GPU that this build has kernels for";
-  }
-};
+using MonitorGpu = testing::GpuTest;
 
 /// Requests that begin (some on a cached prefix), grow and end, with faults in between.
 void run_history(const Setup& setup, std::uint64_t seed, int steps, bool faults) {

@@ -12,12 +12,12 @@
 
 #include "engine/faults.h"
 #include "engine/trace/generate.h"
-#include "gpu/device.h"
+#include "tests/gpu/gpu_test.h"
 
 namespace serinus::engine {
 namespace {
 
-const Device kGpu{DeviceType::cuda, 0};
+using testing::kGpu;
 
 struct Outcome {
   ReplayResult result;
@@ -80,15 +80,7 @@ void expect_same(const EngineOptions& options, const std::string& faults) {
   }
 }
 
-class ReplayGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const gpu::DeviceInfo& d : gpu::survey().devices) {
-      if (d.usable && d.index == kGpu.index) return;
-    }
-    GTEST_SKIP() << "no GPU that this build has kernels for";
-  }
-};
+using ReplayGpu = testing::GpuTest;
 
 EngineOptions small() {
   EngineOptions o;

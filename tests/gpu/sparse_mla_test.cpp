@@ -34,7 +34,8 @@ class SparseMlaSm90 : public ::testing::Test {
  protected:
   void SetUp() override {
     const gpu::Survey s = gpu::survey();
-    if (s.devices.empty() || !s.devices[0].sparse_mla) GTEST_SKIP() << "no Hopper GPU: " << s.problem;
+    if (s.devices.empty() || !s.devices[0].sparse_mla)
+      GTEST_SKIP() << "no Hopper GPU: " << s.problem;
   }
 
   // Runs and compares all three outputs: the same infinities and NaN in the same places, the rest
