@@ -6,7 +6,6 @@
 
 #include "base/checks.h"
 #include "base/raise.h"
-#include "gpu/launch_following.h"
 
 namespace serinus::gpu {
 
@@ -25,7 +24,7 @@ OnDevice::~OnDevice() {
   cudaSetDevice(before_);
 }
 
-bool launches_overlap(const void* kernel) {
+bool runs_as_hopper(const void* kernel) {
   enum class Known : std::uint8_t { nothing, no, yes };
   static std::array<std::atomic<Known>, 64> known{};
   int device = 0;
@@ -37,11 +36,11 @@ bool launches_overlap(const void* kernel) {
   }
   cudaFuncAttributes code{};
   check_launch("cudaFuncGetAttributes", cudaFuncGetAttributes(&code, kernel));
-  const bool overlap = code.ptxVersion >= 90;
+  const bool as_hopper = code.ptxVersion >= 90;
   if (i < known.size()) {
-    known[i].store(overlap ? Known::yes : Known::no, std::memory_order_relaxed);
+    known[i].store(as_hopper ? Known::yes : Known::no, std::memory_order_relaxed);
   }
-  return overlap;
+  return as_hopper;
 }
 
 }  // namespace serinus::gpu

@@ -31,9 +31,14 @@ struct Shape {
   std::size_t shared_bytes = 0;
 };
 
-/// What launch() and launch_following() share; `attribute` may be null.
+/// Whether the current device runs the code of `kernel` that is built for Hopper, with what only
+/// that knows of: clusters, and when the next launch may begin. Asks once a device: kernels are
+/// built alike.
+bool runs_as_hopper(const void* kernel);
+
+/// What launch() and launch_following() share; `attribute` is given to Hopper's code alone.
 template <class... Args>
-void launch_with(cudaLaunchAttribute* attribute, const char* what, void (*kernel)(Args...),
+void launch_with(cudaLaunchAttribute attribute, const char* what, void (*kernel)(Args...),
                  const Shape& shape, Stream stream, const Args&... args) {
   // More than 48 KB of shared memory must be asked for; asking again costs no driver call.
   check_launch(what, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -43,19 +48,20 @@ void launch_with(cudaLaunchAttribute* attribute, const char* what, void (*kernel
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = attribute;
-  config.numAttrs = attribute != nullptr ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = runs_as_hopper(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
   check_launch(what, cudaLaunchKernelEx(&config, kernel, args...));
 }
 
+/// Clusters of one, too, are named: without, a grid is spread out in another way, and a small one
+/// takes 2 us longer.
 template <class... Args>
 void launch(const char* what, void (*kernel)(Args...), const Shape& shape, Stream stream,
             const Args&... args) {
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {shape.cluster, 1, 1};
-  // Before Hopper there are no clusters, not even of one.
-  launch_with(shape.cluster > 1 ? &cluster : nullptr, what, kernel, shape, stream, args...);
+  launch_with(cluster, what, kernel, shape, stream, args...);
 }
 
 }  // namespace serinus::gpu

@@ -6,20 +6,15 @@
 
 namespace serinus::gpu {
 
-/// Whether the code of `kernel` that the current device runs says when the next launch may begin,
-/// and waits for the one before: Hopper's does. Asks once a device: kernels are built alike.
-bool launches_overlap(const void* kernel);
-
-/// As launch(), without a cluster; where launches do not overlap, a plain one. The kernel's first
-/// act is ptx::follow_previous_grid().
+/// As launch(), without a cluster; before Hopper, launches do not overlap. The kernel's first act
+/// is ptx::follow_previous_grid().
 template <class... Args>
 void launch_following(const char* what, void (*kernel)(Args...), const Shape& shape, Stream stream,
                       const Args&... args) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  launch_with(launches_overlap(reinterpret_cast<const void*>(kernel)) ? &early : nullptr, what,
-              kernel, shape, stream, args...);
+  launch_with(early, what, kernel, shape, stream, args...);
 }
 
 }  // namespace serinus::gpu

@@ -21,16 +21,12 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads, ctas_each(4))
     compose_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
-                   const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps,
-                   std::int64_t tiles) {
+                   const __grid_constant__ BatchParams b, StampedToken* tokens, ChainMap* maps) {
   // In this order: the next grid reads bytes before it waits for this one, and so they must be
   // there.
   gpu::ptx::wait_for_previous_grid();
   gpu::ptx::let_next_grid_begin();
-  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    compose_tile(p, ring, b, tile, tokens, maps);
-    __syncthreads();
-  }
+  compose_tile(p, ring, b, blockIdx.x, tokens, maps);
 }
 
 /// A token's chain, given that before its tile.
@@ -63,25 +59,13 @@ constexpr int kCtas = kDepth == Depth::none      ? 4
                       : kDepth == Depth::partial ? 3
                                                  : 2;  // on every multiprocessor
 
-/// Tiles that are hashed before their chains are known: bytes do not depend on them, and keep the
-/// memory busy while tokens are composed.
-template <Depth kDepth>
-constexpr int kHeld = kDepth == Depth::all ? 8 : 1;
-
-template <Depth kDepth>
-struct StampScratch {
-  DigestScratch<kDepth> digest;
-  std::uint64_t held[kHeld<kDepth>][kThreads];  ///< a tile's, a row a lane
-};
-
 template <Depth kDepth>
 __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
     stamp_kernel(const __grid_constant__ PoolParams p, const __grid_constant__ RingParams ring,
                  const __grid_constant__ BatchParams b, const StampedToken* tokens,
                  const ChainMap* maps, TileShape shape) {
   gpu::ptx::let_next_grid_begin();
-  auto& shared = shared_as<StampScratch<kDepth>>();
-  auto& scratch = shared.digest;
+  auto& scratch = shared_as<DigestScratch<kDepth>>();
   __shared__ int stamps;
   if constexpr (kDepth != Depth::none) init_digest(scratch);
   if (threadIdx.x == 0) stamps = 0;
@@ -91,11 +75,11 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
   std::int64_t turn = shape.whole ? blockIdx.x : blockIdx.x * std::int64_t{kWarps} + warp;
   const std::int64_t turns = shape.whole ? gridDim.x : gridDim.x * std::int64_t{kWarps};
   bool composed = false;
-  int held = 0;
   for (; turn * shape.rows < b.num_tokens; turn += turns) {
+    const std::int64_t first = turn * shape.rows;
     if constexpr (kDepth != Depth::none) {
       for (int row = lane; row < shape.rows; row += kWarp) {
-        const std::int64_t j = turn * shape.rows + row;
+        const std::int64_t j = first + row;
         const std::int64_t slot = j < b.num_tokens ? stamped_slot(p, b.locations[j]) : -1;
         scratch.slots[warp][row] = slot > 0 ? static_cast<std::int32_t>(slot) : -1;
       }
@@ -103,36 +87,25 @@ __global__ void __launch_bounds__(kThreads, kCtas<kDepth>)
       digest_tile<kDepth>(p, shape, scratch);
       tile_barrier(shape);
     }
-    if constexpr (kDepth == Depth::all) {
-      if (lane < shape.rows && speaks(shape)) {
-        shared.held[held][threadIdx.x] = digest_of(p, shape, scratch, lane);
-      }
+    // Bytes do not depend on what is composed meanwhile.
+    if (!composed) gpu::ptx::wait_for_previous_grid();
+    composed = true;
+    const std::uint64_t seed = speaks(shape) ? chain_before(maps, first / kStampTile) : 0;
+    int stored = 0;
+    for (int row = lane; row < shape.rows && speaks(shape); row += kWarp) {
+      const std::int64_t j = first + row;
+      if (j >= b.num_tokens) break;
+      const StampedToken token = tokens[j];
+      if (token.request < 0) continue;
+      const std::int64_t slot = stamped_slot(p, b.locations[j]);
+      ++stored;
+      std::uint64_t digest = 0;
+      if constexpr (kDepth != Depth::none) digest = digest_of(p, shape, scratch, row);
+      const std::uint64_t chain = chain_after(seed, token);
+      store_token(p, ring, b, j, token, slot, chain, digest);
     }
-    ++held;
-    if (composed || held == kHeld<kDepth> || (turn + turns) * shape.rows >= b.num_tokens) {
-      if (!composed) gpu::ptx::wait_for_previous_grid();
-      composed = true;
-      int stored = 0;
-      for (int k = 0; k < held && speaks(shape); ++k) {
-        const std::int64_t first = (turn - (held - 1 - k) * turns) * shape.rows;
-        const std::uint64_t seed = chain_before(maps, first / kStampTile);
-        for (int row = lane; row < shape.rows; row += kWarp) {
-          const std::int64_t j = first + row;
-          if (j >= b.num_tokens) break;
-          const StampedToken token = tokens[j];
-          if (token.request < 0) continue;
-          const std::int64_t slot = stamped_slot(p, b.locations[j]);
-          ++stored;
-          std::uint64_t digest = 0;
-          if constexpr (kDepth == Depth::all) digest = shared.held[k][threadIdx.x];
-          if constexpr (kDepth == Depth::partial) digest = digest_of(p, shape, scratch, row);
-          store_token(p, ring, b, j, token, slot, chain_after(seed, token), digest);
-        }
-      }
-      stored = __reduce_add_sync(kAllLanes, stored);
-      if (lane == 0 && stored != 0) atomicAdd(&stamps, stored);
-      held = 0;
-    }
+    stored = __reduce_add_sync(kAllLanes, stored);
+    if (lane == 0 && stored != 0) atomicAdd(&stamps, stored);
     if constexpr (kDepth != Depth::none) tile_barrier(shape);
   }
   __syncthreads();
@@ -222,12 +195,9 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
   if (b.parents != nullptr) {
     launch_compose_tree(p, ring, b, w, stream);
   } else {
-    const std::int64_t tiles = (b.num_tokens + kStampTile - 1) / kStampTile;
-    // Beside bytes there is time, but little room.
-    const unsigned grid =
-        depth_of(p) == Depth::all ? grid_for(device, tiles, 1, 2) : static_cast<unsigned>(tiles);
-    gpu::launch_following("canary stamp", compose_kernel, {.grid = grid, .block = kThreads}, stream,
-                          p, ring, b, w.tokens, w.maps, tiles);
+    const auto tiles = static_cast<unsigned>((b.num_tokens + kStampTile - 1) / kStampTile);
+    gpu::launch_following("canary stamp", compose_kernel, {.grid = tiles, .block = kThreads},
+                          stream, p, ring, b, w.tokens, w.maps);
   }
   TileShape shape = tile_shape(p, b.num_tokens, device);
   if (depth_of(p) == Depth::none) shape.rows = kWarp;
@@ -239,7 +209,7 @@ void launch_stamp(const PoolParams& p, const RingParams& ring, const BatchParams
         {.grid = grid_for(device, b.num_tokens, shape.rows * (shape.whole ? 1 : kWarps),
                           kCtas<depth()>),
          .block = kThreads,
-         .shared_bytes = depth() == Depth::none ? 0 : sizeof(StampScratch<depth()>)},
+         .shared_bytes = depth() == Depth::none ? 0 : sizeof(DigestScratch<depth()>)},
         stream, p, ring, b, tokens, maps, shape);
   });
 }
