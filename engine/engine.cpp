@@ -270,20 +270,18 @@ TensorView Engine::tokens_view() const {
   return v;
 }
 
-// Rows of requests that do not run are read by nobody.
-void Engine::send() const {
+void Engine::send() {
   if (!slots_on_device_) return;
   for (const EnginePool& p : pools_) p.kv.send();
-  for (const RequestPtr& r : running_) {
-    if (r->row < 0) continue;
-    const std::int64_t cells = std::min(r->text.total_length() + 1, table_.max_length());
+  for (const auto& [row, begin, end] : std::exchange(changed_cells_, {})) {
     const auto copy = [&](const gpu::Memory& to, const std::int32_t* from) {
       gpu::copy_to_device(options_.device,
-                          static_cast<std::int32_t*>(to.data()) + r->row * table_.max_length(),
-                          from, static_cast<std::size_t>(cells) * sizeof(std::int32_t), {});
+                          static_cast<std::int32_t*>(to.data()) + row * table_.max_length() + begin,
+                          from + begin,
+                          static_cast<std::size_t>(end - begin) * sizeof(std::int32_t), {});
     };
-    copy(*slots_on_device_, table_.slots(r->row));
-    copy(*tokens_on_device_, table_.tokens(r->row));
+    copy(*slots_on_device_, table_.slots(row));
+    copy(*tokens_on_device_, table_.tokens(row));
   }
   if (!swa_on_device_) return;
   gpu::copy_to_device(options_.device, swa_on_device_->data(), full_to_swa_.data(),

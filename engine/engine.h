@@ -168,7 +168,10 @@ class Engine {
   const FaultLog& fault_log() const noexcept { return faults_; }
 
   /// Brings to the pools' device what the host wrote since. Nothing to do on the CPU.
-  void send() const;
+  void send();
+  /// Cells [begin, end) of a row of the table, or their tokens, were written: send() brings those
+  /// and no others.
+  void cells_changed(std::int64_t row, std::int64_t begin, std::int64_t end);
   /// The tables, as the canary reads them.
   TensorView slots_view() const;
   TensorView tokens_view() const;
@@ -248,6 +251,10 @@ class Engine {
   std::vector<std::int64_t> full_to_swa_;
   RequestTable table_;
   std::optional<gpu::Memory> slots_on_device_, tokens_on_device_, swa_on_device_;
+  struct CellRange {
+    std::int64_t row, begin, end;
+  };
+  std::vector<CellRange> changed_cells_;  // on the host, not on the device yet
   RadixCache cache_;
   std::optional<HostTier> host_;
   std::optional<canary::Monitor> monitor_;

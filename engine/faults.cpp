@@ -456,6 +456,7 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
       std::int32_t* const row = row_of(*i);
       if (take_everywhere(engine, row[a]) && take_everywhere(engine, row[b])) {
         std::swap(row[a], row[b]);
+        engine.cells_changed(batch.rows[*i], std::min(a, b), std::max(a, b) + 1);
         const int fault =
             placed(engine, FaultClass::swapped_slots,
                    fmt::format("cells {} and {} of request {}", a, b, batch.owners[*i]));
@@ -474,6 +475,7 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
       to = std::clamp<std::int64_t>(to, INT32_MIN, INT32_MAX);
       if (to != at && take_everywhere(engine, to)) {
         at = static_cast<std::int32_t>(to);
+        engine.cells_changed(batch.rows[*i], cell, cell + 1);
         const int fault =
             placed(engine, FaultClass::remap,
                    fmt::format("cell {} of request {} points to {}", cell, batch.owners[*i], to));
@@ -495,6 +497,7 @@ void FaultLab::damage_table(Engine& engine, const ForwardBatch& batch) {
       for (std::int64_t t = 0; t < page; ++t) {
         row_of(*i)[first + t] = static_cast<std::int32_t>(stale * page + t);
       }
+      engine.cells_changed(batch.rows[*i], first, first + page);
       const int fault = placed(engine, FaultClass::stale_page,
                                fmt::format("cells {}..{} of request {} show page {}", first,
                                            first + page - 1, batch.owners[*i], stale));

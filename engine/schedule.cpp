@@ -173,6 +173,7 @@ void Engine::add_to_batch(Request& r, std::int64_t tokens) {
   for (std::int64_t p = r.length; p < known; ++p)
     truth[p] = static_cast<std::int32_t>(r.text.token(p));
   write_cells(r, r.length, end);
+  cells_changed(r.row, end, known);
   batch_.rows.push_back(r.row);
   batch_.prefix_lens.push_back(r.length);
   batch_.extend_lens.push_back(tokens);
@@ -218,6 +219,11 @@ void Engine::write_cells(Request& r, std::int64_t begin, std::int64_t end) {
   }
   if (injector_ != nullptr) injector_->table_write(*this, r.row, begin, cells_scratch_);
   std::copy(cells_scratch_.begin(), cells_scratch_.end(), table_.slots(r.row) + begin);
+  cells_changed(r.row, begin, end);
+}
+
+void Engine::cells_changed(std::int64_t row, std::int64_t begin, std::int64_t end) {
+  if (slots_on_device_ && begin < end) changed_cells_.push_back({row, begin, end});
 }
 
 void Engine::after_forward() {
