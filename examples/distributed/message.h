@@ -20,9 +20,10 @@ enum class Kind : std::uint32_t {
             ///< buffer of one layer follow
   records,  ///< the records of tokens [first, first + count) follow, then their source digests
   done,     ///< all was sent
-  verdict,  ///< the answer to `done`: `count` tokens are sound, `value` has the Reason bits found
-  cancel,   ///< the transfer is given up
-  bye,      ///< nothing more will come
+  verdict,  ///< the answer to `done`: `count` tokens are sound; where none are, `value` has the
+            ///< Reason bits found, 0 = there was no room for them
+  cancel,  ///< the transfer is given up
+  bye,     ///< nothing more will come
 };
 
 struct Message {

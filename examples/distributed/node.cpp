@@ -232,7 +232,9 @@ std::vector<std::int64_t> Node::slots_of(std::span<const std::int64_t> pages, st
 
 Segment Node::staging(std::int64_t bytes) {
   if (staging_.data == nullptr) {
-    const std::int64_t most = kCells * (std::int64_t{sizeof(Record)} + 4 * source_digests());
+    const std::int64_t most =
+        std::max(kCells * (std::int64_t{sizeof(Record)} + 4 * source_digests()),
+                 *std::ranges::max_element(layout.page_bytes));
     staging_ = {memory.allocate(most), most};
   }
   return {staging_.data, bytes};

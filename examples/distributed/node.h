@@ -73,7 +73,8 @@ class Node {
 
   std::vector<std::int64_t> slots_of(std::span<const std::int64_t> pages, std::int64_t first,
                                      std::int64_t count) const;
-  /// Memory where the KV lies, for what travels beside it: `bytes` of it, until the next call.
+  /// Memory where the KV lies, for what travels beside it or is not wanted: `bytes` of it, at most
+  /// a page's or kCells records' with their source digests, until the next call.
   Segment staging(std::int64_t bytes);
   /// Bytes [begin, end) of a page of one buffer of one layer.
   Segment part_of(int layer, int buffer, std::int64_t page, std::int64_t begin,

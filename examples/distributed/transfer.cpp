@@ -15,34 +15,45 @@ using serinus::canary::Violation;
 namespace {
 
 constexpr int kVBuffer = 1, kSideBuffer = 2;
-constexpr int kFaultyRequest = 2;
+constexpr Owner kFaultyRequest = 2;
 constexpr int kTornLayer = 2, kMissingLayer = 3, kLateLayer = 2;
 constexpr std::int64_t kTornPage = 3;
-constexpr std::size_t kLatePage = 1, kSwappedPage = 1;
+constexpr std::int64_t kLatePage = 1, kSwappedPage = 1;
 
 constexpr FaultEntry kFaults[] = {
-    {Fault::none, "none", "nothing", Reason::none, -1, ""},
+    {Fault::none, "none", "nothing", Reason::none, -1, "", 0},
     {Fault::torn_page, "torn_page", "one page of one layer arrives up to its middle",
-     Reason::kv_bytes, kTornLayer, "v."},
+     Reason::kv_bytes, kTornLayer, "v.", kTornPage + 2},
     {Fault::missing_layer, "missing_layer", "a layer is never sent", Reason::kv_bytes,
-     kMissingLayer, "k."},
+     kMissingLayer, "k.", 1},
     {Fault::missing_side_buffer, "missing_side_buffer", "K and V are sent, the side buffer is not",
-     Reason::kv_bytes, 0, "side"},
+     Reason::kv_bytes, 0, "side", 1},
     {Fault::late_write, "late_write",
      "the sender frees a page too early, and another prefill writes it", Reason::kv_bytes,
-     kLateLayer, "k."},
+     kLateLayer, "k.", kLatePage + 1},
     {Fault::wrong_slots, "wrong_slots", "two pages are delivered to each other's slots",
-     Reason::position, -1, ""},
+     Reason::position, -1, "", kSwappedPage + 2},
     {Fault::swapped_k_and_v, "swapped_k_and_v", "K arrives as V and V as K", Reason::kv_bytes, 0,
-     "k."},
+     "k.", 1},
     {Fault::stale_retry, "stale_retry",
      "a transfer that was given up goes on, into pages that are another request's by now",
-     Reason::foreign_write, -1, ""},
+     Reason::foreign_write, -1, "", 1},
     {Fault::half_of_the_heads, "half_of_the_heads", "the upper half of the heads is not sent",
-     Reason::kv_bytes, 0, "k.head2"},
+     Reason::kv_bytes, 0, "k.head2", 1},
     {Fault::missing_records, "missing_records", "the bytes are sent, their records are not",
-     Reason::stale, -1, ""},
+     Reason::stale, -1, "", 1},
 };
+
+// A fault that tears the fourth page needs one.
+void require_pages(Fault fault, std::int64_t tokens, std::int64_t page_size) {
+  const FaultEntry& entry = entry_of(fault);
+  const std::int64_t least = (entry.pages - 1) * page_size + 1;
+  if (tokens >= least) return;
+  throw std::invalid_argument("the prompt of request " + std::to_string(kFaultyRequest) +
+                              " must have at least " + std::to_string(least) +
+                              " tokens for the fault " + std::string(entry.name) + ", got " +
+                              std::to_string(tokens));
+}
 
 }  // namespace
 
@@ -60,6 +71,11 @@ Prefill::Prefill(Node& node, Link link, Fault fault, Say say)
     : node_(node), link_(link), fault_(fault), say_(std::move(say)) {}
 
 bool Prefill::run(std::span<const std::vector<std::uint32_t>> prompts) {
+  if (fault_ != Fault::none) {
+    const std::int64_t tokens =
+        prompts.size() < kFaultyRequest ? 0 : std::ssize(prompts[kFaultyRequest - 1]);
+    require_pages(fault_, tokens, node_.model.page_size);
+  }
   greet(link_.control, link_.peer, node_.greeting());
   const int layers = node_.model.layers;
   bool sound = true;
@@ -80,6 +96,7 @@ bool Prefill::run(std::span<const std::vector<std::uint32_t>> prompts) {
     }
     bool taken = send(p, fault);
     if (!taken) {
+      say_("request " + std::to_string(id) + " is prefilled again");
       node_.release(p.request);
       p = prefill(id, prompts[i]);
       taken = send(p, Fault::none);
@@ -147,7 +164,7 @@ void Prefill::put_layers(const Prefilled& p, int first, int last, Fault fault) {
   for (int layer = first; layer < last; ++layer) {
     if (fault == Fault::missing_layer && layer == kMissingLayer) continue;
     if (fault == Fault::late_write && layer == kLateLayer) {
-      overwrite(p.request, p.request.pages[kLatePage]);
+      overwrite(p.request, p.request.pages[std::size_t{kLatePage}]);
     }
     for (int buffer = 0; buffer < node_.layout.num_buffers(); ++buffer) {
       const std::int64_t bytes = node_.layout.page_bytes[static_cast<std::size_t>(buffer)];
@@ -211,11 +228,13 @@ bool Prefill::finish(const Prefilled& p) {
   // All, or none and why.
   if (m.count != 0) require_in(link_.peer, "count", m.count, tokens, tokens);
   const auto reasons = static_cast<std::int64_t>(m.value);
-  require_in(link_.peer, "value", reasons, m.count == 0 ? 1 : 0,
+  require_in(link_.peer, "value", reasons, 0,
              m.count == 0 ? (1 << serinus::canary::kNumReasons) - 1 : 0);
   if (m.count == tokens) return true;
   say_("request " + std::to_string(p.request.id) + " was refused (" +
-       serinus::canary::names_of(static_cast<Reason>(m.value)) + "): prefilled again");
+       (reasons == 0 ? "no room for " + std::to_string(tokens) + " tokens"
+                     : serinus::canary::names_of(static_cast<Reason>(m.value))) +
+       ")");
   return false;
 }
 
@@ -277,10 +296,16 @@ void Decode::on_offer(const Message& m) {
   for (const std::uint32_t token : r.tokens) {  // a negative one would count as not known
     require_in(link_.peer, "token", token, 0, std::numeric_limits<std::int32_t>::max());
   }
-  if (!node_.reserve(r, m.count))
-    refuse(link_.peer, "count", m.count, "what the pool has room for");
-  Registration to{m.request, r.pages, m.count, 0};
+  // What there is no room for comes all the same, and is refused when it has come: this request is,
+  // not the session.
+  Registration to{m.request, {}, m.count, 0};
+  if (!node_.reserve(r, m.count)) {
+    registrations_.emplace(m.transfer, std::move(to));
+    return;
+  }
+  to.pages = r.pages;
   if (fault_ == Fault::wrong_slots && m.request == kFaultyRequest) {
+    require_pages(fault_, m.count, node_.model.page_size);
     fault_ = Fault::none;  // once
     std::swap(to.pages[kSwappedPage], to.pages[kSwappedPage + 1]);
   }
@@ -300,7 +325,8 @@ Decode::Registration& Decode::registered(const Message& m) {
 // Bytes land where the transfer was registered to, as a NIC would put them: nobody looks.
 void Decode::on_put(const Message& m) {
   const Registration& to = registered(m);
-  const auto pages = static_cast<std::int64_t>(to.pages.size());
+  const std::int64_t page_size = node_.model.page_size;
+  const std::int64_t pages = (to.tokens + page_size - 1) / page_size;
   require_in(link_.peer, "layer", m.layer, 0, node_.model.layers - 1);
   require_in(link_.peer, "buffer", m.buffer, 0, node_.layout.num_buffers() - 1);
   const std::int64_t bytes = node_.layout.page_bytes[static_cast<std::size_t>(m.buffer)];
@@ -310,8 +336,10 @@ void Decode::on_put(const Message& m) {
   require_in(link_.peer, "end", m.end, m.begin + 1, bytes);
   std::vector<Segment> segments;
   for (std::int64_t i = m.first; i < m.first + std::int64_t{m.count}; ++i) {
-    segments.push_back(
-        node_.part_of(m.layer, m.buffer, to.pages[static_cast<std::size_t>(i)], m.begin, m.end));
+    segments.push_back(to.has_room()
+                           ? node_.part_of(m.layer, m.buffer, to.pages[static_cast<std::size_t>(i)],
+                                           m.begin, m.end)
+                           : node_.staging(m.end - m.begin));
   }
   link_.data.receive(link_.peer, segments);
 }
@@ -327,15 +355,25 @@ void Decode::on_records(const Message& m) {
   const Segment to_digests = segment_of(std::span(digests));
   const Segment staged = node_.staging(to_records.bytes + to_digests.bytes);
   link_.data.receive(link_.peer, std::vector{staged});
+  to.recorded += m.count;
+  if (!to.has_room()) return;
   node_.memory.read(to_records.data, staged.data, to_records.bytes);
   node_.memory.read(to_digests.data, staged.data + to_records.bytes, to_digests.bytes);
   node_.monitor.on_load(0, records, node_.slots_of(to.pages, m.first, m.count), to.request,
                         digests);
-  to.recorded += m.count;
 }
 
 void Decode::on_done(const Message& m) {
   const Registration to = registered(m);
+  if (!to.has_room()) {
+    registrations_.erase(m.transfer);
+    say_("request " + std::to_string(to.request) + ": no room for its " +
+         std::to_string(to.tokens) + " tokens");
+    send_message(link_.control, link_.peer,
+                 {.kind = Kind::verdict, .request = m.request, .transfer = m.transfer});
+    decode(2);
+    return;
+  }
   const auto found = arriving_.find(to.request);
   if (found == arriving_.end()) refuse(link_.peer, "request", m.request, "one that is arriving");
   Request r = std::move(found->second);
@@ -440,6 +478,12 @@ bool as_expected(const Decode::Outcome& outcome, Fault fault) {
     const bool names = v.layer == want.layer && v.segment.starts_with(want.segment);
     return (v.reasons & want.reason) == want.reason && (want.layer < 0 || names);
   };
+  // A write by a stranger explains whatever else is wrong where it went.
+  const auto has_stranger = [](const Violation& v) {
+    return any(v.reasons & Reason::foreign_write);
+  };
+  if (want.reason != Reason::foreign_write && std::ranges::any_of(outcome.violations, has_stranger))
+    return false;
   // Damaged bytes have nothing else wrong with them; other faults also show in further reasons, and
   // at slots that they reach with their bytes alone.
   return want.reason == Reason::kv_bytes ? std::ranges::all_of(outcome.violations, as_wanted)

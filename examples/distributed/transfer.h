@@ -40,6 +40,7 @@ struct FaultEntry {
   serinus::canary::Reason reason;
   int layer;                 ///< the first damaged one; -1: any or none
   std::string_view segment;  ///< how its name begins
+  std::int64_t pages;        ///< that the faulty request must have
 };
 std::span<const FaultEntry> faults();
 const FaultEntry& entry_of(Fault fault);
@@ -61,6 +62,8 @@ class Prefill {
   Prefill(Node& node, Link link, Fault fault, Say say);
   /// Prefills the prompts, sends each until the other side found it sound, and says goodbye.
   /// Returns false where a request was refused twice, or this rank's own canary saw something.
+  /// Throws std::invalid_argument, before anything is sent, where the second prompt is missing or
+  /// too short for the fault.
   bool run(std::span<const std::vector<std::uint32_t>> prompts);
 
  private:
@@ -116,9 +119,10 @@ class Decode {
  private:
   struct Registration {  // where a transfer's bytes go, as a NIC would know it
     Owner request = 0;
-    std::vector<std::int64_t> pages;
+    std::vector<std::int64_t> pages;  // none where the pool had no room
     std::int64_t tokens = 0;
     std::int64_t recorded = 0;  // tokens whose records have come
+    bool has_room() const { return !pages.empty(); }
   };
   void on_offer(const Message& m);
   void on_put(const Message& m);

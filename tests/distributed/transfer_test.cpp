@@ -56,6 +56,55 @@ INSTANTIATE_TEST_SUITE_P(Faults, Session, ::testing::ValuesIn([] {
                          }()),
                          [](const auto& info) { return std::string(entry_of(info.param).name); });
 
+// A pool that is full refuses a request, and takes those that it has room for.
+TEST(Verdict, RefusesWhatThereIsNoRoomFor) {
+  PeerProcess peer([](SocketTransport& t) {
+    Engine engine(t);
+    const std::vector<std::vector<std::uint32_t>> some = {prompt_of(90, 1), prompt_of(200, 2),
+                                                          prompt_of(40, 3)};
+    int refused = 0;
+    const Say say = [&](const std::string& line) {
+      refused += line == "request 2 was refused (no room for 200 tokens)" ? 1 : 0;
+    };
+    if (Prefill(engine.node, {t, t, 1}, Fault::none, say).run(some) || refused != 2) _exit(2);
+  });
+  const std::unique_ptr<DataPlane> plane = open_data_plane(peer.transport(), kPatient);
+  constexpr std::int64_t kPages = 16;  // of 16 slots, one of them for the null slot
+  Node node(Model{}, kPages, 1, plane->memory());
+  const Decode::Outcome outcome =
+      Decode(node, {peer.transport(), peer.transport(), 0}, Fault::none, say_nothing).run(4);
+  EXPECT_EQ(outcome.verified, 90 + 40);
+  EXPECT_TRUE(as_expected(outcome, Fault::none));
+  EXPECT_EQ(peer.wait(), 0);
+}
+
+// Where a prompt has no fourth page, none can be torn: that is said before anything is sent.
+TEST(Faults, NeedPromptsThatAreLongEnough) {
+  PeerProcess peer([](SocketTransport&) { pause(); });
+  Engine engine(peer.transport());
+  const Link link{peer.transport(), peer.transport(), 0};
+  const auto said_of = [&](Fault fault, std::vector<std::vector<std::uint32_t>> some) {
+    try {
+      Prefill(engine.node, link, fault, say_nothing).run(some);
+    } catch (const std::invalid_argument& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::vector<std::uint32_t> fine = prompt_of(100, 1);
+  EXPECT_EQ(said_of(Fault::torn_page, {fine, prompt_of(64, 2)}),
+            "the prompt of request 2 must have at least 65 tokens for the fault torn_page, got 64");
+  EXPECT_EQ(
+      said_of(Fault::late_write, {fine, prompt_of(16, 2)}),
+      "the prompt of request 2 must have at least 17 tokens for the fault late_write, got 16");
+  EXPECT_EQ(
+      said_of(Fault::wrong_slots, {fine, prompt_of(32, 2)}),
+      "the prompt of request 2 must have at least 33 tokens for the fault wrong_slots, got 32");
+  EXPECT_EQ(
+      said_of(Fault::missing_layer, {fine}),
+      "the prompt of request 2 must have at least 1 tokens for the fault missing_layer, got 0");
+}
+
 TEST(Verdict, ComesBeforeTheFirstToken) {
   PeerProcess peer([](SocketTransport& t) { prefill(t, t, Fault::missing_layer); });
   Engine engine(peer.transport());
@@ -375,8 +424,7 @@ TEST(HostilePeer, AnswersAPrefillWithNonsense) {
        {+[](Message& m) { m.kind = Kind::put; }, +[](Message& m) { m.transfer = 77; },
         +[](Message& m) { m.count = -1; }, +[](Message& m) { m.count = 1 << 30; },
         +[](Message& m) { m.request = 55; }, +[](Message& m) { m.count = 1; },
-        +[](Message& m) { m.value = 8; }, +[](Message& m) { m.count = 0; },
-        +[](Message& m) { m.count = 0, m.value = ~0ull; }}) {
+        +[](Message& m) { m.value = 8; }, +[](Message& m) { m.count = 0, m.value = ~0ull; }}) {
     PeerProcess peer([&](SocketTransport& t) {
       BentTransport bent(t, [&](int n, std::span<const Segment> segments) {
         Message m;
