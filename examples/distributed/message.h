@@ -22,8 +22,8 @@ enum class Kind : std::uint32_t {
   done,     ///< all was sent
   verdict,  ///< the answer to `done`: `count` tokens are sound; where none are, `value` has the
             ///< Reason bits found, 0 = there was no room for them
-  cancel,  ///< the transfer is given up
-  bye,     ///< nothing more will come
+  cancel,   ///< the transfer is given up
+  bye,      ///< nothing more will come
 };
 
 struct Message {

@@ -8,8 +8,8 @@ namespace serinus::canary::cuda {
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 inline constexpr int kWarp = 32;
 
-/// CTAs of a multiprocessor whose registers are to fit side by side: half as many as on Hopper where
-/// the same code takes more registers.
+/// CTAs of a multiprocessor whose registers are to fit side by side: half as many as on Hopper
+/// where the same code takes more registers.
 constexpr int ctas_each(int on_hopper) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return (on_hopper + 1) / 2;
