@@ -129,14 +129,14 @@ class SglangBackend final : public Backend {
   void head(const Batch& batch, Stream) override {
     each_pool(batch, [&](int pool) {
       plan(pool, batch);
-      verify(pool, Moment::head, *at(pool).verify_plan, at(pool).readers);
+      verify(pool, Moment::head, *at(pool).verify_plan, at(pool).readers, checks_tokens(batch));
       write(pool, Moment::head, batch);
     });
   }
   void tail(const Batch& batch, Stream) override {
     each_pool(batch, [&](int pool) {
       if (!at(pool).is_planned_for(batch)) plan(pool, batch);
-      verify(pool, Moment::tail, *at(pool).verify_plan, at(pool).readers);
+      verify(pool, Moment::tail, *at(pool).verify_plan, at(pool).readers, checks_tokens(batch));
       write(pool, Moment::tail, batch);
       at(pool).verify_plan.reset();
     });
@@ -185,7 +185,7 @@ class SglangBackend final : public Backend {
         part.prev_slots[n++] = p.prev_slots[i];
       }
       part.num_valid = static_cast<std::int32_t>(n);
-      verify(pool, moment, part, {{part.num_valid, owner, row}});
+      verify(pool, moment, part, {{part.num_valid, owner, row}}, checks_tokens(one));
       at(pool).verify_plan.reset();
     });
   }
@@ -242,6 +242,8 @@ class SglangBackend final : public Backend {
     }
   }
 
+  static bool checks_tokens(const Batch& batch) { return batch.expected_tokens.data != nullptr; }
+
   void plan(int pool, const Batch& batch, bool windowed = true) {
     SglangPool& p = at(pool);
     const Table table = table_of(batch.req_to_token, "req_to_token");
@@ -279,14 +281,13 @@ class SglangBackend final : public Backend {
       in.full_to_swa_index_mapping = vector_view(p.spec.full_to_swa);
     }
     std::vector<std::int64_t> valid(batch.valid_lens.begin(), batch.valid_lens.end());
-    if (batch.expected_tokens.data != nullptr) {
+    if (checks_tokens(batch)) {
       if (valid.empty()) valid.assign(batch.rows.size(), batch.expected_tokens.shape[1]);
       in.req_to_verify_expected_tokens = batch.expected_tokens;
       in.req_to_verify_expected_tokens_valid_lens = vector_view(valid);
       in.kv_token_id_vs_position_offset = p.spec.token_offset;
     }
     sg::plan(p.verify_plan->view(), p.write_plan->view(), in, {}, options_.threads);
-    check_tokens_ = batch.expected_tokens.data != nullptr;
   }
 
   sg::VerifyOrWriteContext context(int pool, Moment moment) {
@@ -310,10 +311,10 @@ class SglangBackend final : public Backend {
     return c;
   }
 
-  void verify(int pool, Moment moment, sg::HostVerifyPlan& plan,
-              const std::vector<Reader>& readers) {
+  void verify(int pool, Moment moment, sg::HostVerifyPlan& plan, const std::vector<Reader>& readers,
+              bool check_tokens) {
     const std::int64_t before = slot_runs_;
-    sg::verify(context(pool, moment), plan.view(), check_tokens_, {}, options_.threads);
+    sg::verify(context(pool, moment), plan.view(), check_tokens, {}, options_.threads);
     count(stats.records_verified, pool, moment, before);
     drain(pool, moment, [&](Violation& v, std::int64_t entry) {
       const auto i = static_cast<std::size_t>(entry);
@@ -356,6 +357,8 @@ class SglangBackend final : public Backend {
       const auto n = std::ssize(slots);
       const std::int64_t begin = std::clamp<std::int64_t>(rows.offsets[r], 0, n);
       const std::int64_t end = std::clamp<std::int64_t>(rows.offsets[r + 1], begin, n);
+      const bool was_cut = rows.offsets[r + 1] > std::max(rows.offsets[r], n);
+      if (was_cut) ++out_of_range_;  // as write() counts it
       for (std::int64_t j = begin; j < end; ++j) {
         const auto i = static_cast<std::size_t>(j);
         const std::int64_t parent = batch.parents[i];
@@ -386,6 +389,7 @@ class SglangBackend final : public Backend {
       write_rows(pool, moment, batch, plan, ids, positions, where,
                  [&](std::size_t row) { return request[from[row]]; });
     }
+    stats.out_of_range = static_cast<std::uint64_t>(out_of_range_);
   }
 
   /// `request_of` gives the batch's request of a row of the plan.
@@ -431,12 +435,12 @@ class SglangBackend final : public Backend {
       if (!source) continue;
       std::vector<SweepEntry> entries;
       source(entries);
+      if (!is_attached(pool)) continue;
       if (sg::translates(p.spec)) {
         sg::translate_sweep(entries, p.spec.window, p.spec.full_to_swa);
       }
-      check_tokens_ = false;
       sg::HostVerifyPlan plan = sg::sweep_plan(entries);
-      verify(pool, Moment::sweep, plan, {});
+      verify(pool, Moment::sweep, plan, {}, false);
       swept = true;
     }
     if (swept) ++stats.sweeps;
@@ -481,7 +485,6 @@ class SglangBackend final : public Backend {
   std::int64_t slot_runs_ = 0, kernel_runs_ = 0, out_of_range_ = 0;
   std::uint64_t ignored_ = 0;
   std::uint32_t life_ = 0;
-  bool check_tokens_ = false;
 };
 
 }  // namespace

@@ -14,7 +14,13 @@ using cudaStream_t = void*;
 using cudaGraph_t = void*;
 using cudaGraphExec_t = std::vector<std::function<void()>>*;
 using cudaEvent_t = void*;
-enum { cudaSuccess, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaErrorNotReady };
+enum {
+  cudaSuccess,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaErrorNotReady,
+  cudaErrorMemoryAllocation
+};
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming };
@@ -31,8 +37,10 @@ inline const char* cudaGetErrorString(cudaError_t) {
 }
 template <class T>
 cudaError_t cudaMalloc(T** p, std::size_t n) {
-  *reinterpret_cast<void**>(p) = std::aligned_alloc(256, (n + 255) / 256 * 256);
-  return cudaSuccess;
+  constexpr std::size_t kMemory = std::size_t{8} << 30;  // of the device: more is a test's mistake
+  void* const memory = n <= kMemory ? std::aligned_alloc(256, (n + 255) / 256 * 256) : nullptr;
+  *reinterpret_cast<void**>(p) = memory;
+  return memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 inline cudaError_t cudaFree(void* p) {
   std::free(p);

@@ -38,6 +38,13 @@ struct Sizes {
   bool hold(const Sizes& o) const noexcept {
     return entries >= o.entries && requests >= o.requests && tokens >= o.tokens;
   }
+  /// Room for `o`, too. What has to grow becomes twice as large: a batch grows a little at a time.
+  Sizes grown(const Sizes& o) const noexcept {
+    const auto more = [](std::int64_t had, std::int64_t needs) {
+      return needs <= had ? had : std::max(needs, had * 2);
+    };
+    return {more(entries, o.entries), more(requests, o.requests), more(tokens, o.tokens)};
+  }
 };
 
 /// Memory of one pool's moments in one stream.
@@ -524,9 +531,7 @@ class SglangCudaBackend final : public DeviceBackend {
     if (found != p.rooms.end() && found->second.sizes.hold(sizes)) return found->second;
     Sizes more = sizes;
     if (found != p.rooms.end()) {
-      const Sizes& had = found->second.sizes;
-      more = {std::max(sizes.entries, had.entries * 2), std::max(sizes.requests, had.requests),
-              std::max(sizes.tokens, had.tokens * 2)};
+      more = found->second.sizes.grown(sizes);
       outgrown_.push_back(std::move(found->second));  // launches may be reading it
       p.rooms.erase(found);
     }
@@ -691,6 +696,7 @@ class SglangCudaBackend final : public DeviceBackend {
       if (!source) continue;
       std::vector<SweepEntry> entries;
       source(entries);
+      if (!is_attached(pool)) continue;
       swept = true;
       const sg::HostVerifyPlan host = sg::sweep_plan(entries);
       const auto n = std::ssize(host.slots);
