@@ -586,151 +586,6 @@ TEST_F(MonitorGpu, ReportsOfTheSglangFormatAreTheCpus) {
   EXPECT_GT(t.gpu->stats().records_verified, 100u);
 }
 
-// A number that an engine may have got wrong: as a rule it is one of [low, high].
-Int any_number(Rng& rng, Int low, Int high) {
-  constexpr Int kWild[] = {-1,
-                           -2,
-                           -7,
-                           1 << 20,
-                           Int{1} << 40,
-                           -(Int{1} << 40),
-                           std::numeric_limits<Int>::max(),
-                           std::numeric_limits<Int>::min()};
-  return pick(rng, 0, 5) == 0 ? kWild[pick(rng, 0, std::ssize(kWild) - 1)] : pick(rng, low, high);
-}
-
-/// Batches of numbers that need not make sense, which come with announcements that need not either.
-/// What is written is never what the chains of the same batch continue: in which order those happen
-/// is nobody's promise.
-void run_nonsense(std::uint64_t seed, int steps) {
-  Twins t({.depth = static_cast<Depth>(seed % 3), .ring = 1 << 14, .format = Format::sglang}, seed);
-  Rng& rng = t.rng;
-  t.add("ahead", PoolKind::draft, static_cast<int>(any_number(rng, 0, 3)));
-  constexpr Int kHalf = Twins::kSlots / 2;
-  std::vector<SweepEntry> swept;
-  for (int p = 0; p < t.pools(); ++p) {
-    t.both([&](Monitor& m) { m.set_sweep_source(p, [&](auto& entries) { entries = swept; }); });
-  }
-  const auto some_slots = [&](Int n) {
-    Ints slots;
-    for (Int i = 0; i < n; ++i) {
-      const Int slot = any_number(rng, 1, Twins::kSlots - 2);
-      if (std::ranges::find(slots, slot) == slots.end()) slots.push_back(slot);
-    }
-    return slots;
-  };
-  for (int step = 0; step < steps; ++step) {
-    const std::string what = "seed " + std::to_string(seed) + " step " + std::to_string(step);
-    // Tables name slots of one half, locations of the other.
-    const bool low = pick(rng, 0, 1) == 0;
-    for (std::int32_t& cell : t.table.host) {
-      const Int slot = any_number(rng, low ? 1 : kHalf, low ? kHalf - 1 : Twins::kSlots - 2);
-      cell = static_cast<std::int32_t>(std::clamp<Int>(slot, INT32_MIN, INT32_MAX));
-    }
-    for (std::int32_t& token : t.expected.host) token = static_cast<std::int32_t>(rng() % 8);
-    for (Int s = 1; s < Twins::kSlots; ++s) {
-      t.swa.host[static_cast<std::size_t>(s)] = any_number(rng, 0, 9) < 9 ? Twins::kSlots - s : -1;
-    }
-    // What lies beyond the mapping has its last entry.
-    t.swa.host.back() = pick(rng, 0, 1) == 0 ? -1 : Int{1} << 40;
-    t.swa.send();
-    t.clear_batch();
-    const Int n = pick(rng, 0, 9);
-    Int tokens = 0;
-    for (Int r = 0; r < n; ++r) {
-      t.rows.push_back(any_number(rng, 0, Twins::kRows));
-      t.owners.push_back(static_cast<Owner>(any_number(rng, 0, 9)));
-      t.prefix.push_back(any_number(rng, 0, Twins::kWidth + 2));
-      t.extend.push_back(any_number(rng, 0, 40));
-      t.valid.push_back(any_number(rng, 0, Twins::kWidth + 2));
-      tokens += std::clamp<Int>(t.extend.back(), 0, 40);
-    }
-    tokens = std::clamp<Int>(tokens + pick(rng, -3, 3), 0, kHalf - 2);
-    Ints slots;
-    for (Int s = low ? kHalf : 1; s < (low ? Twins::kSlots - 1 : kHalf); ++s) slots.push_back(s);
-    std::ranges::shuffle(slots, rng);
-    const bool is_tree = pick(rng, 0, 2) == 0;
-    for (Int i = 0; i < tokens; ++i) {
-      const Int slot = slots[static_cast<std::size_t>(i)];
-      const Int said = any_number(rng, slot, slot);
-      t.locations.push_back(said);
-      const Int token = any_number(rng, 0, 8);
-      t.ids.push_back(token == -1 ? 8 : token);  // of a report, -1 says that it is not known
-      t.positions.push_back(
-          i > 0 && pick(rng, 0, 9) > 0
-              ? static_cast<Int>(static_cast<std::uint64_t>(t.positions.back()) + 1)
-              : any_number(rng, 0, 170));
-      if (is_tree) t.parents.push_back(any_number(rng, i - 3, i));
-      t.write_kv(slot);
-    }
-    swept.clear();
-    for (Int i = pick(rng, 0, 30); i > 0; --i) {
-      swept.push_back({any_number(rng, 0, 999), any_number(rng, 0, 100), any_number(rng, -1, 999)});
-    }
-    // Announcements.
-    for (Int i = pick(rng, 0, 4); i > 0; --i) {
-      const auto pool = static_cast<int>(pick(rng, 0, t.pools() - 1));
-      const Ints to = some_slots(pick(rng, 0, 20));
-      Ints from = to;
-      for (Int& f : from) f = any_number(rng, 0, Twins::kSlots - 1);
-      std::vector<Record> records(to.size());
-      for (Record& r : records) r = {1, 2, static_cast<Owner>(rng()), 0, rng(), rng()};
-      switch (pick(rng, 0, 4)) {
-        case 0:
-          t.both([&](Monitor& m) { m.on_move(pool, from, to); });
-          break;
-        case 1:
-          t.both([&](Monitor& m) { m.on_load(pool, records, to, 5); });
-          break;
-        case 2: {
-          std::vector<Record> other = records;
-          t.cpu->on_store(pool, to, records);
-          t.gpu->on_store(pool, to, other);
-          EXPECT_EQ(records, other) << what;
-          break;
-        }
-        case 3:
-          t.both([&](Monitor& m) { m.set_record(pool, 1 + std::ssize(to), Record{9, 9}); });
-          break;
-        default:
-          t.both([&](Monitor& m) { m.on_alloc(pool, to, 6); });
-      }
-    }
-    const Int row = any_number(rng, 0, Twins::kRows), begin = any_number(rng, 0, 40),
-              end = any_number(rng, 0, 170), length = any_number(rng, 0, 170);
-    const auto kind = pick(rng, 0, 5);
-    t.table.send();
-    t.expected.send();
-    for (const bool on_gpu : {false, true}) {
-      Batch b = t.batch(on_gpu);
-      Monitor& m = on_gpu ? *t.gpu : *t.cpu;
-      if (kind == 0) b.valid_lens = {};
-      if (kind == 1) b.expected_tokens = {};
-      if (kind == 2) m.stamp_now(b);
-      m.begin_step(b);
-      if (kind == 3) {
-        m.verify_now(static_cast<Moment>(step % 3), 5, row, begin, end, b);
-      } else if (kind == 4) {
-        m.flush();
-      }
-      m.end_step(b);
-    }
-    t.expect_equal(what);
-    t.expect_equal_stats(what);
-    EXPECT_EQ(t.cpu->request_digest(row, length, t.batch(false)),
-              t.gpu->request_digest(row, length, t.batch(true)))
-        << what;
-    if (::testing::Test::HasFailure()) return;
-  }
-}
-
-TEST_F(MonitorGpu, NonsenseInTheSglangFormatIsTheCpus) {
-  for (std::uint64_t seed = 0; seed < 6; ++seed) {
-    run_nonsense(seed, 6);
-    if (HasFailure()) return;
-  }
-}
-
 // A sweep's source may find that its pool is gone.
 TEST_F(MonitorGpu, ASweepMayDetachItsPool) {
   Twins t({.extra_pools = false, .format = Format::sglang});
@@ -746,6 +601,33 @@ TEST_F(MonitorGpu, ASweepMayDetachItsPool) {
     EXPECT_TRUE(m.poll().empty());
     EXPECT_EQ(m.stats().sweeps, 0u);
   });
+}
+
+// So many announcements that they are brought before the next step, while a graph is captured: they
+// are no part of it.
+TEST_F(MonitorGpu, AnnouncementsAreNoPartOfAGraph) {
+  for (const Format format : kFormats) {
+    Twins t({.depth = Depth::none, .extra_pools = false, .format = format});
+    Ints slots;
+    for (Int s = 1; s < Twins::kSlots; ++s) slots.push_back(s);
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    t.alloc({1, 2}, 1);
+    t.prefill(1, 1, {1, 2});
+    t.step({stream});
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    for (Int n = 0; n < 1 << 20; n += std::ssize(slots)) {
+      t.gpu->on_free(0, slots, 0);
+      t.gpu->on_alloc(0, slots, 2);
+    }
+    check_cuda(cudaStreamEndCapture(stream, &graph));
+    std::size_t nodes = 1;
+    check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
+    EXPECT_EQ(nodes, 0u) << name_of(format);
+    check_cuda(cudaGraphDestroy(graph));
+    check_cuda(cudaStreamDestroy(stream));
+  }
 }
 
 // Batches that grow by a request at a time need memory for what they hold, not for what each of
@@ -1371,6 +1253,157 @@ struct OnDevice {
       positions{4096}, locations{4096}, parents{4096};
   cuda::DeviceBatch batch;
 };
+
+// A number that an engine may have got wrong: as a rule it is one of [low, high].
+Int any_number(Rng& rng, Int low, Int high) {
+  constexpr Int kWild[] = {-1,
+                           -2,
+                           -7,
+                           1 << 20,
+                           Int{1} << 40,
+                           -(Int{1} << 40),
+                           std::numeric_limits<Int>::max(),
+                           std::numeric_limits<Int>::min()};
+  return pick(rng, 0, 5) == 0 ? kWild[pick(rng, 0, std::ssize(kWild) - 1)] : pick(rng, low, high);
+}
+
+/// Batches of numbers that need not make sense, which come with announcements that need not either.
+/// What is written is never what the chains of the same batch continue: in which order those happen
+/// is nobody's promise.
+void run_nonsense(std::uint64_t seed, int steps) {
+  Twins t({.depth = static_cast<Depth>(seed % 3), .ring = 1 << 14, .format = Format::sglang}, seed);
+  Rng& rng = t.rng;
+  t.add("ahead", PoolKind::draft, static_cast<int>(any_number(rng, 0, 3)));
+  constexpr Int kHalf = Twins::kSlots / 2;
+  std::vector<SweepEntry> swept;
+  for (int p = 0; p < t.pools(); ++p) {
+    t.both([&](Monitor& m) { m.set_sweep_source(p, [&](auto& entries) { entries = swept; }); });
+  }
+  const auto some_slots = [&](Int n) {
+    Ints slots;
+    for (Int i = 0; i < n; ++i) {
+      const Int slot = any_number(rng, 1, Twins::kSlots - 2);
+      if (std::ranges::find(slots, slot) == slots.end()) slots.push_back(slot);
+    }
+    return slots;
+  };
+  for (int step = 0; step < steps; ++step) {
+    const std::string what = "seed " + std::to_string(seed) + " step " + std::to_string(step);
+    // Tables name slots of one half, locations of the other.
+    const bool low = pick(rng, 0, 1) == 0;
+    for (std::int32_t& cell : t.table.host) {
+      const Int slot = any_number(rng, low ? 1 : kHalf, low ? kHalf - 1 : Twins::kSlots - 2);
+      cell = static_cast<std::int32_t>(std::clamp<Int>(slot, INT32_MIN, INT32_MAX));
+    }
+    for (std::int32_t& token : t.expected.host) token = static_cast<std::int32_t>(rng() % 8);
+    for (Int s = 1; s < Twins::kSlots; ++s) {
+      t.swa.host[static_cast<std::size_t>(s)] = any_number(rng, 0, 9) < 9 ? Twins::kSlots - s : -1;
+    }
+    // What lies beyond the mapping has its last entry.
+    t.swa.host.back() = pick(rng, 0, 1) == 0 ? -1 : Int{1} << 40;
+    t.swa.send();
+    t.clear_batch();
+    const Int n = pick(rng, 0, 9);
+    Int tokens = 0;
+    for (Int r = 0; r < n; ++r) {
+      t.rows.push_back(any_number(rng, 0, Twins::kRows));
+      t.owners.push_back(static_cast<Owner>(any_number(rng, 0, 9)));
+      t.prefix.push_back(any_number(rng, 0, Twins::kWidth + 2));
+      t.extend.push_back(any_number(rng, 0, 40));
+      t.valid.push_back(any_number(rng, 0, Twins::kWidth + 2));
+      tokens += std::clamp<Int>(t.extend.back(), 0, 40);
+    }
+    tokens = std::clamp<Int>(tokens + pick(rng, -3, 3), 0, kHalf - 2);
+    Ints slots;
+    for (Int s = low ? kHalf : 1; s < (low ? Twins::kSlots - 1 : kHalf); ++s) slots.push_back(s);
+    std::ranges::shuffle(slots, rng);
+    const bool is_tree = pick(rng, 0, 2) == 0;
+    for (Int i = 0; i < tokens; ++i) {
+      const Int slot = slots[static_cast<std::size_t>(i)];
+      const Int said = any_number(rng, slot, slot);
+      t.locations.push_back(said);
+      const Int token = any_number(rng, 0, 8);
+      t.ids.push_back(token == -1 ? 8 : token);  // of a report, -1 says that it is not known
+      t.positions.push_back(
+          i > 0 && pick(rng, 0, 9) > 0
+              ? static_cast<Int>(static_cast<std::uint64_t>(t.positions.back()) + 1)
+              : any_number(rng, 0, 170));
+      if (is_tree) t.parents.push_back(any_number(rng, i - 3, i));
+      t.write_kv(slot);
+    }
+    swept.clear();
+    for (Int i = pick(rng, 0, 30); i > 0; --i) {
+      swept.push_back({any_number(rng, 0, 999), any_number(rng, 0, 100), any_number(rng, -1, 999)});
+    }
+    // Announcements.
+    for (Int i = pick(rng, 0, 4); i > 0; --i) {
+      const auto pool = static_cast<int>(pick(rng, 0, t.pools() - 1));
+      const Ints to = some_slots(pick(rng, 0, 20));
+      Ints from = to;
+      for (Int& f : from) f = any_number(rng, 0, Twins::kSlots - 1);
+      std::vector<Record> records(to.size());
+      for (Record& r : records) r = {1, 2, static_cast<Owner>(rng()), 0, rng(), rng()};
+      switch (pick(rng, 0, 4)) {
+        case 0:
+          t.both([&](Monitor& m) { m.on_move(pool, from, to); });
+          break;
+        case 1:
+          t.both([&](Monitor& m) { m.on_load(pool, records, to, 5); });
+          break;
+        case 2: {
+          std::vector<Record> other = records;
+          t.cpu->on_store(pool, to, records);
+          t.gpu->on_store(pool, to, other);
+          EXPECT_EQ(records, other) << what;
+          break;
+        }
+        case 3:
+          t.both([&](Monitor& m) { m.set_record(pool, 1 + std::ssize(to), Record{9, 9}); });
+          break;
+        default:
+          t.both([&](Monitor& m) { m.on_alloc(pool, to, 6); });
+      }
+    }
+    const Int row = any_number(rng, 0, Twins::kRows), begin = any_number(rng, 0, 40),
+              end = any_number(rng, 0, 170), length = any_number(rng, 0, 170);
+    const auto kind = pick(rng, 0, 7);
+    const OnDevice device(t);
+    device.send(t);
+    for (const bool on_gpu : {false, true}) {
+      Batch b = t.batch(on_gpu);
+      Monitor& m = on_gpu ? *t.gpu : *t.cpu;
+      if (kind == 0) b.valid_lens = {};
+      if (kind == 1) b.expected_tokens = {};
+      if (kind == 2) m.stamp_now(b);
+      if (kind > 5 && on_gpu) {
+        m.begin_step(device.batch, {});
+        m.end_step(device.batch, {});
+        check_cuda(cudaDeviceSynchronize());
+        continue;
+      }
+      m.begin_step(b);
+      if (kind == 3) {
+        m.verify_now(static_cast<Moment>(step % 3), 5, row, begin, end, b);
+      } else if (kind == 4) {
+        m.flush();
+      }
+      m.end_step(b);
+    }
+    t.expect_equal(what);
+    t.expect_equal_stats(what);
+    EXPECT_EQ(t.cpu->request_digest(row, length, t.batch(false)),
+              t.gpu->request_digest(row, length, t.batch(true)))
+        << what;
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(MonitorGpu, NonsenseInTheSglangFormatIsTheCpus) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    run_nonsense(seed, 6);
+    if (HasFailure()) return;
+  }
+}
 
 // Trees of drafts of any shape; then each request takes one path of its own, and gives back the
 // rest.

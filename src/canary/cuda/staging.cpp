@@ -22,6 +22,14 @@ Staging::Chunk& Staging::take(std::size_t bytes) {
   return chunks_.emplace_back(device_, room);
 }
 
+Staging::Parcel::~Parcel() {
+  if (chunk_ == nullptr) return;
+  try {
+    chunk_->read.record(stream_);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the device has failed, as the next launch says
+  }
+}
+
 void Staging::Parcel::send() {
   const std::size_t bytes = staging_.scratch_.size();
   if (bytes == 0) return;

@@ -44,9 +44,7 @@ class Staging::Parcel {
   Parcel(Staging& staging, Stream stream) : stream_(stream), staging_(staging) {
     staging_.scratch_.clear();
   }
-  ~Parcel() {
-    if (chunk_ != nullptr) chunk_->read.record(stream_);
-  }
+  ~Parcel();
   Parcel(const Parcel&) = delete;
   Parcel& operator=(const Parcel&) = delete;
 

@@ -30,6 +30,8 @@ namespace emulator {
 inline std::vector<std::function<void()>>* capture = nullptr;
 inline unsigned long long captures = 0;
 inline std::size_t streams = 0;
+/// What launches and events answer: a device that has failed says so at every call.
+inline cudaError_t failure = cudaSuccess;
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t) {
@@ -143,7 +145,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t) {
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr) {
-  return cudaSuccess;
+  return emulator::failure;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t) {
   return cudaSuccess;

@@ -319,8 +319,10 @@ TensorView CudaBackend::workspace(Stream stream, std::int64_t requests, std::int
 void CudaBackend::gathered(std::size_t slots) {
   ++version_;
   pending_slots_ += slots;
-  if (pending_slots_ < kMostPending) return;
-  Section section(*this, {announced_in_});
+  // They are no part of a graph.
+  const Stream stream{announced_in_};
+  if (pending_slots_ < kMostPending || is_captured(stream)) return;
+  Section section(*this, stream);
   section.put_pending();
   section.pass_on();
 }

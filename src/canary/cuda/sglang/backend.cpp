@@ -381,7 +381,9 @@ class SglangCudaBackend final : public DeviceBackend {
   // --- announcements
   void gathered(std::size_t slots) {
     pending_slots_ += slots;
-    if (pending_slots_ >= kMostPending) bring({announced_in_});
+    // They are no part of a graph.
+    const Stream stream{announced_in_};
+    if (pending_slots_ >= kMostPending && !is_captured(stream)) bring(stream);
   }
   /// All that was announced comes before what is launched next.
   void bring(Stream stream) {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <stdexcept>
 #include <tuple>
 
 #include <serinus/tensor.h>
@@ -10,7 +11,9 @@
 // A namespace of its own: the library may hold the others.
 namespace serinus::gpu::inline emulated {
 
-inline void check_launch(const char*, cudaError_t) {}
+inline void check_launch(const char* what, cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(what);
+}
 
 struct OnDevice {
   explicit OnDevice(Device) {}
@@ -26,6 +29,7 @@ struct Shape {
 template <class... Args, class... Given>
 void launch(const char*, void (*kernel)(Args...), const Shape& shape, Stream,
             const Given&... given) {
+  check_launch("launch", emulator::failure);
   const auto run = [kernel, shape, args = std::tuple<Args...>(given...)] {
     emulator::run(shape.grid, shape.block, [&] { std::apply(kernel, args); });
   };
