@@ -319,8 +319,8 @@ Table table_of(const PoolSpec& spec, Depth depth) {
 
 /// Their terms are added up, in any order; and neighbours that are alike are hashed side by side.
 std::vector<Piece> sorted(std::vector<Piece> pieces) {
-  std::ranges::stable_sort(pieces, {},
-                           [](const Piece& p) { return std::tuple(-p.bytes, -p.alignment); });
+  std::ranges::sort(pieces, {},
+                    [](const Piece& p) { return std::tuple(-p.bytes, -p.alignment, p.base); });
   return pieces;
 }
 
