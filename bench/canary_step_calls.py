@@ -133,7 +133,8 @@ def main() -> int:
     waiting = {name for counts in found.values() for name in counts if name in WAITING or "Synchronize" in name}
     if options.json:
         rows = {f"{name}, {way}": n for way, counts in found.items() for name, n in counts.items()}
-        flat = {"steps": STEPS, "requests": options.requests, "context": options.context, **rows}
+        flat = {"case": f"step-calls-{options.requests}", "steps": STEPS, "requests": options.requests}
+        flat |= {"context": options.context, **rows}
         with open(options.json, "w") as file:
             json.dump({**flat, "device": torch.cuda.get_device_name(), "commit": options.commit}, file)
     if waiting:

@@ -1254,6 +1254,71 @@ struct OnDevice {
   cuda::DeviceBatch batch;
 };
 
+// A slot that is handed out again begins a life, and its next fault is another.
+TEST_F(MonitorGpu, LivesOfTheSglangFormatAreTheCpus) {
+  Twins t({.extra_pools = false, .format = Format::sglang});
+  for (Owner owner = 1; owner <= 3; ++owner) {
+    t.alloc({5, 6, 7}, owner);
+    t.prefill(1, owner, {5, 6, 7});
+    t.step();
+    t.read_again();
+    t.flip_byte(0, 6);
+    t.step();
+    t.step();
+    t.both([](Monitor& m) { m.wait(); });
+    EXPECT_EQ(t.cpu->poll().size(), 1u) << owner;
+    EXPECT_EQ(t.gpu->poll().size(), 1u) << owner;
+    t.free({5, 6, 7}, owner);
+  }
+  EXPECT_EQ(t.gpu->stats().sightings, t.cpu->stats().sightings);
+}
+
+// What nobody reads is swept where the engine's tree says that it lies, in every pool.
+TEST_F(MonitorGpu, SweepsOfTheSglangFormatAreTheCpus) {
+  for (const bool replayed : {false, true}) {
+    Twins t({.format = Format::sglang});
+    const Ints slots{5, 6, 7, 8};
+    t.alloc(slots, 4);
+    t.prefill(1, 4, slots);
+    t.step();
+    std::vector<SweepEntry> tree;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      tree.push_back({slots[i], static_cast<Int>(i), i == 0 ? -1 : slots[i - 1]});
+    }
+    t.both([&](Monitor& m) {
+      for (int p = 0; p < t.pools(); ++p) {
+        m.set_sweep_source(p, [&tree](std::vector<SweepEntry>& to) { to = tree; });
+      }
+    });
+    t.flip_byte(0, 6);
+    t.flip_byte(1, 7);
+    t.change_record(2, 8, [](Record& r) { r.chain ^= 1; });
+    t.clear_batch();
+    const OnDevice device(t);
+    for (int i = 0; i < 4; ++i) {
+      t.cpu->begin_step(t.batch(false));
+      t.cpu->end_step(t.batch(false));
+      if (replayed) {
+        t.gpu->begin_replay(device.batch, {});
+      } else {
+        t.gpu->begin_step(t.batch(true));
+        t.gpu->end_step(t.batch(true));
+      }
+    }
+    t.both([](Monitor& m) { m.wait(); });
+    t.poll();
+    EXPECT_EQ(t.by_gpu.size(), 3u);
+    for (const auto& [key, v] : t.by_cpu) {
+      ASSERT_TRUE(t.by_gpu.contains(key)) << to_text(v, "p");
+      EXPECT_EQ(v.reasons, t.by_gpu.at(key).reasons);
+      EXPECT_EQ(v.prev_slot, t.by_gpu.at(key).prev_slot);
+      EXPECT_EQ(t.by_gpu.at(key).moment, Moment::sweep);
+    }
+    EXPECT_EQ(t.by_gpu.size(), t.by_cpu.size());
+    if (!replayed) EXPECT_EQ(t.gpu->stats().sweeps, t.cpu->stats().sweeps);
+  }
+}
+
 // A number that an engine may have got wrong: as a rule it is one of [low, high].
 Int any_number(Rng& rng, Int low, Int high) {
   constexpr Int kWild[] = {-1,
