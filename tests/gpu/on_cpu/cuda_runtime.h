@@ -1,6 +1,8 @@
 // The runtime calls of the canary and its tests, on host memory.
 #pragma once
 
+#include <malloc.h>
+
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -32,6 +34,7 @@ inline unsigned long long captures = 0;
 inline std::size_t streams = 0;
 /// What launches and events answer: a device that has failed says so at every call.
 inline cudaError_t failure = cudaSuccess;
+inline std::size_t allocated = 0;  // bytes of the device
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t) {
@@ -42,9 +45,11 @@ cudaError_t cudaMalloc(T** p, std::size_t n) {
   constexpr std::size_t kMemory = std::size_t{8} << 30;  // of the device: more is a test's mistake
   void* const memory = n <= kMemory ? std::aligned_alloc(256, (n + 255) / 256 * 256) : nullptr;
   *reinterpret_cast<void**>(p) = memory;
+  emulator::allocated += malloc_usable_size(memory);
   return memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 inline cudaError_t cudaFree(void* p) {
+  emulator::allocated -= malloc_usable_size(p);
   std::free(p);
   return cudaSuccess;
 }

@@ -217,6 +217,7 @@ class SglangCudaBackend final : public DeviceBackend {
   }
   void flush() override {
     settle();
+    outgrown_.clear();
     sweep_now(own_.get());
     wait();
   }
@@ -534,7 +535,7 @@ class SglangCudaBackend final : public DeviceBackend {
     Sizes more = sizes;
     if (found != p.rooms.end()) {
       more = found->second.sizes.grown(sizes);
-      outgrown_.push_back(std::move(found->second));  // launches may be reading it
+      (key.second == 0 ? outgrown_ : of_graphs_).push_back(std::move(found->second));
       p.rooms.erase(found);
     }
     const gpu::BesideCapture relaxed;
@@ -740,7 +741,8 @@ class SglangCudaBackend final : public DeviceBackend {
   std::vector<Carried> carried_;
   std::size_t pending_slots_ = 0;
   std::uint32_t life_ = 0;
-  std::deque<Room> outgrown_;  // may be in use
+  std::deque<Room> outgrown_;   // launches may be reading them until the next flush()
+  std::deque<Room> of_graphs_;  // likewise, for as long as there are graphs
   gpu::Event announced_at_;
   void* announced_in_ = nullptr;
 };
