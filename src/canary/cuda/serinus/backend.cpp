@@ -322,9 +322,8 @@ void CudaBackend::gathered(std::size_t slots) {
   // They are no part of a graph.
   const Stream stream{announced_in_};
   if (pending_slots_ < kMostPending || is_captured(stream)) return;
-  Section section(*this, stream);
-  section.put_pending();
-  section.pass_on();
+  pass_on(stream);
+  launched(stream);
 }
 
 CudaBackend::Pending& CudaBackend::next_pending(int pool) {

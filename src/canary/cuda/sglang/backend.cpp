@@ -384,7 +384,9 @@ class SglangCudaBackend final : public DeviceBackend {
     pending_slots_ += slots;
     // They are no part of a graph.
     const Stream stream{announced_in_};
-    if (pending_slots_ >= kMostPending && !is_captured(stream)) bring(stream);
+    if (pending_slots_ < kMostPending || is_captured(stream)) return;
+    bring(stream);
+    launched(stream);
   }
   /// All that was announced comes before what is launched next.
   void bring(Stream stream) {
@@ -412,6 +414,7 @@ class SglangCudaBackend final : public DeviceBackend {
   }
   void launch_announced(const Staging::Parcel& parcel, const Announced& a) {
     const Stream stream = parcel.stream();
+    if (announced_in_ != stream.handle) announced_at_.hold(stream);
     const auto list = [&](std::size_t at, std::int64_t n) {
       return parcel.view(at, DType::i64, {n}).as<const std::int64_t>();
     };
@@ -477,7 +480,6 @@ class SglangCudaBackend final : public DeviceBackend {
 
   template <class F>
   void with_host_batch(const Batch& b, Stream stream, F&& f) {
-    if (announced_in_ != stream.handle) announced_at_.hold(stream);
     Staging::Parcel parcel(staging_, stream);
     const Announced announced = put_announced(parcel);
     const std::array at{
