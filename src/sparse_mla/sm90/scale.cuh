@@ -6,8 +6,8 @@
 
 namespace serinus::sparse_mla::sm90 {
 
-/// Scores of few heads change their sign first, if the scale is negative; so everything after works
-/// with its magnitude.
+/// Scores change their sign first, if the scale is negative; so everything after works with its
+/// magnitude.
 struct Scale {
   float signed_scale;
   float slack;  // of a score over the reference

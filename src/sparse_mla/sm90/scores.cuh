@@ -5,10 +5,9 @@
 // shared memory once. A thread has two rows of S, r and r + 8 (index 0 and 1), r = 16 warp + lane /
 // 4, of which four lanes share the columns.
 //
-// A score becomes the exponent of its weight, in units of log 2, and that the weight, all in the
-// registers of the product. Weights count from a reference: a row's maximum so far, but an older
-// one as long as no score exceeds it by more than kSlack. When it moves, the values summed so far
-// are rescaled by the other warpgroups, which a header beside the weights tells them.
+// Weights count from a reference: a row's maximum so far, but an older one as long as no score
+// exceeds it by more than kSlack. When it moves, the values summed so far are rescaled by the other
+// warpgroups, which a header beside the weights tells them.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +35,10 @@ struct Scores : Scale {
 
   std::uint32_t item, left;  // blocks of the item from this one on
   std::uint32_t q[2 * C::kChunks][4];
-  float scores[32];     // then, in place: exponents of the weights; weights before rounding
-  std::int32_t top[2];  // the largest exponent of this lane's so far, as the bits of a float
-  float shift[2];       // from a scaled score to an exponent; kNoReference at first
-  float sum[2];         // of this lane's weights, before rounding
+  float scores[32];
+  float max[2];        // of this lane's scores
+  float reference[2];  // of the row: what weights count from
+  float sum[2];        // of this lane's weights, before rounding
 
   __device__ __forceinline__ Scores(const KernelParams& params, Places<C> places,
                                     std::uint32_t thread)
@@ -47,9 +46,9 @@ struct Scores : Scale {
         k(params),
         at(places),
         warp(__shfl_sync(~0u, thread / 32, 0)),
-        lane(opaque_lane()) {}
+        lane(threadIdx.x % 32) {}
 
-  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + opaque_lane() / 4; }
+  __device__ __forceinline__ std::uint32_t row() const { return warp * 16 + lane / 4; }
 
   __device__ __forceinline__ void load_queries() {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
@@ -78,79 +77,74 @@ struct Scores : Scale {
     ring.advance();
   }
 
-  // Bits of floats: the largest exponent that moves no reference, kWeightShift + kSlack; infinity;
-  // and -0, the shift of a row without a reference.
-  static constexpr std::int32_t kLimit = 0x410ccccd, kInfinity = 0x7f800000;
-  static constexpr std::uint32_t kNoReference = 0x80000000;
-  static_assert(kWeightShift == 6 && kSlack == 2.8f);
-
-  __device__ __forceinline__ bool has_reference(int r) const {
-    return __float_as_uint(shift[r]) != kNoReference;
-  }
-
-  /// Of a row, and of `before`. Integers order floats as numbers do, but for two negative ones;
-  /// `before` is none. NaN is the largest.
-  __device__ __forceinline__ std::int32_t max_of_row(int r, std::int32_t before) const {
-    const auto e = [&](int i) { return __float_as_int(scores[i / 2 * 4 + 2 * r + i % 2]); };
-    std::int32_t third[5];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) third[i] = __vimax3_s32(e(3 * i), e(3 * i + 1), e(3 * i + 2));
-    return max(__vimax3_s32(third[0], third[1], third[2]),
-               __vimax3_s32(third[3], third[4], max(e(15), before)));
-  }
-
-  /// Scores to exponents of weights. Moves the references where one is too large: true.
-  __device__ __forceinline__ bool to_exponents(uint2 mask) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) scores[i] = fmaf(scores[i], signed_scale, shift[i / 2 % 2]);
-    const std::int32_t t[2] = {max_of_row(0, top[0]), max_of_row(1, top[1])};
-    const bool move = __any_sync(~0u, max(t[0], t[1]) > kLimit);
-    if (move || (mask.x & mask.y) != ~0u) [[unlikely]]
-      return settle_references(mask);
-    top[0] = t[0];
-    top[1] = t[1];
-    return false;
-  }
-
-  /// What few blocks need: rows that do not count get no weight, and references are moved.
-  __device__ __forceinline__ bool settle_references(uint2 mask) {
-    const std::uint32_t l = opaque_lane();
+  /// What few blocks need: a negative scale turns the scores' sign, rows that do not count get
+  /// -inf.
+  __device__ __forceinline__ void bend(uint2 mask) {
+    const float sign = copysignf(1.f, signed_scale);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + l % 4 * 2);
+      std::uint32_t bits = (j < 4 ? mask.x : mask.y) >> (j % 4 * 8 + lane % 4 * 2);
       asm volatile("" : "+r"(bits));  // one after another, for want of registers
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if ((bits >> (e & 1) & 1) == 0) scores[4 * j + e] = -INFINITY;
+        scores[4 * j + e] = (bits >> (e & 1) & 1) != 0 ? scores[4 * j + e] * sign : -INFINITY;
     }
-    top[0] = max_of_row(0, top[0]);
-    top[1] = max_of_row(1, top[1]);
-    if (!__any_sync(~0u, max(top[0], top[1]) > kLimit)) return false;
+  }
+
+  /// Largest scores of the block in this lane's rows.
+  __device__ __forceinline__ void block_max(float (&m)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float m = -INFINITY;  // a number; NaN does not count
+      float tree[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        m = fmaxf(m, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-      m = max_of_four_lanes(m);
-      float factor = 1;
-      if (has_reference(r) ? __float_as_int(m) > kLimit : m > -INFINITY) {
-        const float to = shift[r] - m + kWeightShift, by = to - shift[r];
-        factor = has_reference(r) ? ptx::exp2_approx(by) : 0;
-        shift[r] = to + 0.f;  // never -0
-        sum[r] *= factor;
-        top[r] = __float_as_int(kWeightShift);
+      for (int j = 0; j < 8; ++j) tree[j] = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          scores[4 * j + 2 * r] += by;
-          scores[4 * j + 2 * r + 1] += by;
-        }
+      for (int half = 4; half > 0; half /= 2) {
+#pragma unroll
+        for (int j = 0; j < half; ++j) tree[j] = fmaxf(tree[j], tree[j + half]);
       }
-      if (l % 4 == 0)
-        ptx::store_shared(at.header(slot.stage) + offsetof(Header, rescale) + (row() + 8 * r) * 4,
-                          factor);
+      m[r] = tree[0];
     }
-    return true;
+  }
+  /// In the warp: whether a score exceeds its reference by too much, or `also`.
+  __device__ __forceinline__ bool vote(const float (&m)[2], bool also = false) const {
+    return __any_sync(~0u, m[0] > reference[0] + slack || m[1] > reference[1] + slack || also);
+  }
+  __device__ __forceinline__ void move_references(float (&m)[2]) {
+    const std::uint32_t header = at.header(slot.stage);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = max_of_four_lanes(m[r]);
+      float factor = 1;
+      if (m[r] > reference[r] + slack) {
+        factor = ptx::exp2_approx((reference[r] - m[r]) * scale());
+        reference[r] = m[r];
+        sum[r] *= factor;
+      }
+      if (lane % 4 == 0)
+        ptx::store_shared(header + offsetof(Header, rescale) + (row() + 8 * r) * 4, factor);
+    }
+  }
+  /// Masks, and moves references. What is rare stands behind one branch: each one costs some 20
+  /// clocks a block, taken over code that is in the way.
+  __device__ __forceinline__ void settle_references(uint2 mask) {
+    float m[2];
+    block_max(m);
+    const bool to_bend = (mask.x & mask.y) != ~0u || signed_scale < 0;
+    bool move = vote(m, to_bend);
+    if (move) [[unlikely]] {
+      if (to_bend) {
+        bend(mask);
+        block_max(m);
+        move = vote(m);
+      }
+      if (move) move_references(m);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) max[r] = fmaxf(max[r], m[r]);
+    if (lane == 0) {
+      ptx::store_shared_u8(at.header(slot.stage) + offsetof(Header, rescaled) + warp, move ? 1 : 0);
+    }
   }
   static __device__ __forceinline__ float max_of_four_lanes(float v) {
     v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
@@ -161,10 +155,13 @@ struct Scores : Scale {
     return v + __shfl_xor_sync(~0u, v, 2);
   }
 
-  /// Exponents to weights, in place.
+  /// Scores to weights before rounding, in place.
   __device__ __forceinline__ void exponentiate() {
+    const float shift[2] = {kWeightShift - finite_max(reference[0]) * scale(),
+                            kWeightShift - finite_max(reference[1]) * scale()};
 #pragma unroll
-    for (float& x : scores) x = ptx::exp2_in_order(x);
+    for (int i = 0; i < 32; ++i)
+      scores[i] = ptx::exp2_in_order(fmaf(scores[i], scale(), shift[i / 2 % 2]));
   }
 
   /// Sums weights, and rounds them into their tile: row by head, the order of tokens in a row being
@@ -189,15 +186,14 @@ struct Scores : Scale {
 
   /// Passes on what is known of the rows of an item.
   __device__ __forceinline__ void end_rows() const {
-    const std::uint32_t header = at.header(slot.stage), l = opaque_lane();
+    const std::uint32_t header = at.header(slot.stage);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::uint32_t place = header + (row() + 8 * r) * 4;
-      const float max = max_of_four_lanes(__int_as_float(top[r])), all = sum_of_four_lanes(sum[r]);
-      if (l % 4 != 0) continue;
-      const bool any = has_reference(r);
-      ptx::store_shared(place + offsetof(Header, max), any ? max - shift[r] : -INFINITY);
-      ptx::store_shared(place + offsetof(Header, reference), any ? kWeightShift - shift[r] : 0.f);
+      const float all_max = max_of_four_lanes(max[r]), all = sum_of_four_lanes(sum[r]);
+      if (lane % 4 != 0) continue;
+      ptx::store_shared(place + offsetof(Header, max), all_max * scale());
+      ptx::store_shared(place + offsetof(Header, reference), finite_max(reference[r]) * scale());
       ptx::store_shared(place + offsetof(Header, sum), all);
     }
   }
@@ -205,8 +201,7 @@ struct Scores : Scale {
   __device__ __forceinline__ void begin_rows() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      top[r] = kInfinity;
-      shift[r] = __uint_as_float(kNoReference);
+      max[r] = reference[r] = -INFINITY;
       sum[r] = 0;
     }
   }
@@ -214,10 +209,10 @@ struct Scores : Scale {
   __device__ __forceinline__ void wait_for_block() const {
     ptx::mbarrier_wait(at.barrier(C::kBlockFull, ring.stage), ring.parity);
   }
-  /// The item's queries take the registers of those before, whose last product is done.
   __device__ __forceinline__ void begin_item() {
     left = range_of<C>(k, item).blocks;
     load_queries();
+    wait_for_block();
   }
 
   /// One arrival of the warp, after all of its lanes' accesses so far.
@@ -226,34 +221,31 @@ struct Scores : Scale {
     if (lane == 0) ptx::mbarrier_arrive(bar);
   }
 
-  /// From scores to weights; then the next block is being scored. An item's last block is a copy of
-  /// this, so that the others' code has nothing of an item's end in it. False: the last of all.
-  template <bool kLastOfItem>
+  /// From scores to weights; then the next block is being scored. False: this was the last.
   __device__ __forceinline__ bool step() {
     const uint2 mask = ptx::load_shared_u32x2(at.mask(stage));
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
     const std::uint32_t stage_now = stage;
-    const bool more = !kLastOfItem || item + gridDim.x < k.items;
-    if (kLastOfItem) {
-      item += gridDim.x;
-      if (more) begin_item();
-    }
-    const bool moved = to_exponents(mask);
-    if (lane == 0)
-      ptx::store_shared_u8(at.header(slot.stage) + offsetof(Header, rescaled) + warp, moved);
+    const bool last = left == 1, more = !last || item + gridDim.x < k.items;
+    settle_references(mask);
     const bool is_there = ptx::mbarrier_test(at.barrier(C::kBlockFull, ring.stage), ring.parity);
     exponentiate();
-    if (!is_there && more) [[unlikely]]
-      wait_for_block();
     store_weights();
-    if (kLastOfItem) {
-      end_rows();
-      begin_rows();
+    --left;
+    if (last || !is_there) [[unlikely]] {
+      if (last) {
+        end_rows();
+        begin_rows();
+        item += gridDim.x;
+        if (more) begin_item();
+      } else {
+        wait_for_block();
+      }
     }
-    arrive(at.barrier(C::kWeightsFull, slot.stage));
     start();  // at the very end for nobody, of what lies there
     arrive(at.barrier(C::kBlockFree, stage_now));
+    arrive(at.barrier(C::kWeightsFull, slot.stage));
     slot.advance();
     ptx::mbarrier_wait(at.barrier(C::kWeightsFree, slot.stage), slot.parity ^ 1);
     return more;
@@ -263,12 +255,9 @@ struct Scores : Scale {
     item = blockIdx.x;
     begin_item();
     begin_rows();
-    wait_for_block();
     start();
-    do {
-#pragma unroll 1
-      for (; left > 1; --left) step<false>();
-    } while (step<true>());
+    while (step()) {
+    }
     ptx::wgmma_wait<0>();
   }
 };
