@@ -44,6 +44,29 @@ __device__ __forceinline__ void cp_async_zfill(std::uint32_t dst, const void* sr
   }
 }
 
+/// Whether cp_async_bulk() is there.
+__device__ constexpr bool copies_in_bulk() {
+#if __CUDA_ARCH__ >= 900
+  return true;
+#else
+  return false;
+#endif
+}
+/// Begins to copy n bytes, a multiple of 16 and both sides aligned to that, by the copy engine: one
+/// thread for all of them. They count in the mbarrier `bar`, which expects them and this arrival.
+__device__ __forceinline__ void cp_async_bulk(std::uint32_t dst, const void* src, std::uint32_t n,
+                                              std::uint32_t bar) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(dst),
+      "l"(src), "r"(n), "r"(bar)
+      : "memory");
+#endif
+}
+
 /// This thread's copies so far are one more group; cp_async_wait waits until at most `kPending`
 /// groups are under way.
 __device__ __forceinline__ void cp_async_commit() {

@@ -24,6 +24,7 @@
 #include "canary/cuda/serinus/tile.h"
 #include "gpu/launch_following.h"
 #include "gpu/ptx/grid.cuh"
+#include "gpu/ptx/mbarrier.cuh"
 
 namespace serinus::canary::cuda {
 
@@ -39,13 +40,17 @@ struct StepShape {
   std::int64_t records, sweep_slots;
   TileShape tile;
   int checks, stamps, sweeps;  ///< CTAs
-  int stages;  ///< blocks of a slot that an octet has under way: kMostStages or one less
+  int stages;                  ///< under way of a slot: kFewStages or kMostStages
 };
 
-/// What digest_slot() has under way: the ring that all digests share, and one stage behind Shared.
+/// Where a CTA hashes one slot, all warps but the first do, an octet a block: the first has other
+/// things to do. A stage is a block of every octet; two lie where all digests have what is under
+/// way, the others behind Shared.
+constexpr int kOctets = (kThreads - kWarp) / kOctet;
 constexpr int kBlockVectors = hash::kBlock / kOctetBytes;  // of a lane
-constexpr std::uint32_t kLayer = kThreads * kVector, kStageBytes = kBlockVectors * kLayer;
-constexpr int kMostStages = 1 + kSteps * kWide / kBlockVectors;
+constexpr std::uint32_t kStageBytes = kOctets * hash::kBlock;
+constexpr int kFewStages = 2, kMostStages = 4;
+static_assert(kFewStages * kStageBytes <= sizeof(DigestScratch<Depth::all>::under_way));
 
 /// Fields of PoolWords::arrivals: all CTAs, those that check, those that sweep.
 constexpr int kField = 20;
@@ -61,6 +66,7 @@ struct Shared {
   PoolParams pool;  ///< as the launch has them, for functions that are called
   BatchParams batch;
   RingParams ring;  ///< that reports in `step`
+  std::uint64_t landed[kMostStages * kOctets];
   std::uint64_t step, length_sum;
   TileCounts counts, uncounted;
   StepDone before;
@@ -142,17 +148,34 @@ __device__ __forceinline__ std::uint64_t arrive(const PoolParams& p, std::uint64
   return atomicAdd(counter(p.words->arrivals), static_cast<unsigned long long>(fields)) + fields;
 }
 
-/// Moves what belongs to the step, where this CTA arrived last of all. By thread 0.
-__device__ __forceinline__ void finish_arrivals(const PoolParams& p, const RingParams& ring,
-                                                const StepShape& s, std::uint64_t arrivals,
-                                                const StepDone& before, std::uint64_t step) {
+/// Moves what the launch moves, where this CTA arrived last of those that read it. By the first
+/// warp; `arrivals` is its first lane's.
+template <Depth kDepth>
+__device__ __forceinline__ void move_on(const PoolParams& p, const RingParams& ring,
+                                        const BatchParams& b, const StepShape& s,
+                                        std::uint64_t fields, std::uint64_t arrivals,
+                                        const Shared<kDepth>& shared) {
+  const int lane = lane_id();
+  arrivals = shuffle(arrivals, 0);
+  if (fields == kOneCheck && field(arrivals, 1) == static_cast<unsigned>(s.checks)) {
+    for (std::int64_t r = lane; r < b.num_requests; r += kWarp) {
+      const RowCursor& next = shared.next[r];
+      if (next.unused != 0) p.cursors[b.rows[r]] = {next.owner, 0, next.cell};
+    }
+  }
+  if (lane != 0) return;
+  if (fields == kOneSweep && field(arrivals, 2) == static_cast<unsigned>(s.sweeps)) {
+    __threadfence();
+    p.words->sweep_cursor = __ldcg(&p.words->next_cursor);
+  }
   if (field(arrivals, 0) != gridDim.x) return;
   p.words->arrivals = 0;
   if (s.stamps + s.sweeps > 0) {
+    const StepDone& before = shared.before;
     p.words->done_before = {before.checks + s.checks + 1, before.composed + (s.stamps > 0 ? 1 : 0),
                             before.stamps + s.stamps, before.looked + s.checks};
   }
-  if (s.ends_step) ring.header->counts.steps = step + 1;
+  if (s.ends_step) ring.header->counts.steps = shared.step + 1;
 }
 
 /// Waits until `count` of all launches has come to `target`: of CTAs that come before this one.
@@ -325,57 +348,68 @@ __device__ __noinline__ int judge_tile(Moment moment, Shared<kDepth>& shared) {
 
 // ---------------------------------------------------------------- bytes
 
-/// Terms of a slot's bytes, all of them: an octet takes every 32nd block, with `stages` of them
-/// under way. While the first are, `meanwhile` is done. `scratch.sums` has a warp's sum each.
-template <class Meanwhile>
-__device__ __forceinline__ void digest_slot(const PoolParams& p, std::int32_t slot, int stages,
-                                            DigestScratch<Depth::all>& scratch,
-                                            std::uint32_t last_stage, const Meanwhile& meanwhile) {
-  constexpr int kOctets = kThreads / kOctet;
-  const int lane = lane_id();
-  const int in_octet = lane % kOctet;
-  const unsigned octet = 0xFFu << (lane - in_octet);
-  const Address address = address_of(p, slot);
-  const std::uint32_t column = static_cast<std::uint32_t>(threadIdx.x) * kVector;
-  const std::uint32_t ring = gpu::ptx::shared_address(&scratch.under_way[0][0]);
-  const std::uint32_t keys = gpu::ptx::shared_address(&scratch.nh_keys[in_octet]);
-  const int first = static_cast<int>(threadIdx.x) / kOctet;
-  hash::u128 terms = 0;
-  int stage = 0;
+/// A single slot's bytes on their way, all of them. All warps but the first call what it does.
+class SlotBytes {
+ public:
+  /// A barrier must follow before anything is asked for.
+  template <class Shared>
+  __device__ SlotBytes(const PoolParams& p, int stages, Shared& shared)
+      : p_(p), scratch_(shared.bytes.digest), stages_(stages) {
+    ring_ = gpu::ptx::shared_address(&scratch_.under_way[0][0]);
+    more_ = gpu::ptx::shared_address(&shared + 1) - kFewStages * kStageBytes;
+    landed_ = gpu::ptx::shared_address(&shared.landed[0]);
+    const int t = static_cast<int>(threadIdx.x);
+    if (t < kMostStages * kOctets) gpu::ptx::mbarrier_init(landed(0, t), 1);
+    gpu::ptx::mbarrier_fence_init();
+  }
+
+  /// Asks for the first stages.
+  __device__ __forceinline__ void ask_for(std::int32_t slot) {
+    address_ = address_of(p_, slot);
+    // A lane a block.
+    constexpr int kOfWarp = kWarp / kOctet;
+    const int lane = lane_id();
+    const int octet = first() / kOfWarp * kOfWarp + lane % kOfWarp;
+    const int i = lane / kOfWarp;
+    const int piece = octet + i * kOctets;
+    bool slow = false;
+    if (i < stages_ && piece < p_.num_pieces) {
+      const OpenPiece open = open_piece(p_, piece, address_);
+      slow = !in_bulk(open.bytes, open.alignment);
+      if (!slow) gpu::ptx::cp_async_bulk(block(i, octet), open.at, open.bytes, landed(i, octet));
+    }
+    if (__ballot_sync(kAllLanes, slow) == 0) return;
 #pragma unroll 1
-  for (int i = 0;; ++i) {
-    if (i == stages) meanwhile();
-    const std::uint32_t at =
-        column + (stage == kMostStages - 1
-                      ? last_stage
-                      : ring + static_cast<std::uint32_t>(stage) * kStageBytes);
-    if (++stage == stages) stage = 0;
-    if (i >= stages) {
-      const int piece = first + (i - stages) * kOctets;
-      if (piece >= p.num_pieces) break;
-      const hash::BlockKeys block_keys = keys_of(p, piece);
-      const int bytes = __ldg(&p.pieces[piece].bytes);
-      if (stages == kMostStages) {
-        gpu::ptx::cp_async_wait<kMostStages - 1>();
-      } else {
-        gpu::ptx::cp_async_wait<kMostStages - 2>();
-      }
+    for (int k = 0; k < stages_; ++k) ask_slowly(first() + k * kOctets, k);
+  }
+
+  /// Hashes all of them; `scratch.sums` has a warp's sum each. A barrier must follow.
+  __device__ __forceinline__ void hash() {
+    const unsigned octet = 0xFFu << (lane_id() - in_octet());
+    const std::uint32_t keys = gpu::ptx::shared_address(&scratch_.nh_keys[in_octet()]);
+    hash::u128 terms = 0;
+    int i = 0;
+#pragma unroll 1
+    for (int piece = first(); piece < p_.num_pieces; piece += kOctets) {
+      const hash::BlockKeys block_keys = keys_of(p_, piece);
+      const int bytes = wait_for(piece, i);
+      const std::uint32_t at = block(i, first()) + in_octet() * kVector;
       std::uint64_t nh = 0;
       if (bytes == hash::kBlock) {
         std::uint64_t other = 0;
 #pragma unroll
         for (int v = 0; v < kBlockVectors; ++v) {
-          const uint4 word = gpu::ptx::load_shared_u32x4(at + v * kLayer);
+          const uint4 word = gpu::ptx::load_shared_u32x4(at + v * kOctetBytes);
           const ulonglong2 key = gpu::ptx::load_shared_u64x2(keys + v * kOctetBytes);
           nh += hash::nh_pair(static_cast<std::uint64_t>(word.y) << 32 | word.x, key.x);
           other += hash::nh_pair(static_cast<std::uint64_t>(word.w) << 32 | word.z, key.y);
         }
         nh += other;
       } else {
-        const int n = bytes - in_octet * kVector;
+        const int n = bytes - in_octet() * kVector;
 #pragma unroll 1
         for (int v = 0; n > v * kOctetBytes; ++v) {
-          nh += nh_vector(gpu::ptx::load_shared_u32x4(at + v * kLayer),
+          nh += nh_vector(gpu::ptx::load_shared_u32x4(at + v * kOctetBytes),
                           gpu::ptx::load_shared_u64x2(keys + v * kOctetBytes), n - v * kOctetBytes);
         }
       }
@@ -384,55 +418,83 @@ __device__ __forceinline__ void digest_slot(const PoolParams& p, std::int32_t sl
         nh += __shfl_xor_sync(octet, static_cast<unsigned long long>(nh), d);
       }
       terms += hash::block_term(nh, block_keys);
+      ask_slowly(piece + stages_ * kOctets, i);
+      i = i + 1 == stages_ ? 0 : i + 1;
     }
-    const int piece = first + i * kOctets;
-    if (piece < p.num_pieces) {
-      const OpenPiece open = open_piece(p, piece, address);
-      const std::uint8_t* const from = open.at + in_octet * kVector;
-      if (open.bytes == hash::kBlock && open.alignment == kVector) {
+    std::uint64_t sum = hash::reduce(terms);
+    __syncwarp();
 #pragma unroll
-        for (int v = 0; v < kBlockVectors; ++v) {
-          gpu::ptx::cp_async<kVector>(at + v * kLayer, from + v * kOctetBytes);
-        }
-      } else {
-        const int n = open.bytes - in_octet * kVector;
+    for (int d = kOctet; d < kWarp; d *= 2) {
+      sum += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
+    }
+    if (lane_id() == 0) scratch_.sums[threadIdx.x / kWarp] = hash::canonical(sum);
+  }
+
+ private:
+  __device__ static int first() { return static_cast<int>(threadIdx.x - kWarp) / kOctet; }
+  __device__ static int in_octet() { return lane_id() % kOctet; }
+  __device__ static bool in_bulk(int bytes, int alignment) {
+    return gpu::ptx::copies_in_bulk() && alignment == kVector && bytes % kVector == 0;
+  }
+  __device__ std::uint32_t block(int i, int octet) const {
+    return (i < kFewStages ? ring_ : more_) + static_cast<std::uint32_t>(i) * kStageBytes +
+           static_cast<std::uint32_t>(octet) * hash::kBlock;
+  }
+  __device__ std::uint32_t landed(int i, int octet) const {
+    return landed_ + static_cast<std::uint32_t>(i * kOctets + octet) * sizeof(std::uint64_t);
+  }
+
+  /// A block by its octet; what is in bulk already at the first, none is asked for twice.
+  __device__ __forceinline__ void ask_slowly(int piece, int i) {
+    if (piece < p_.num_pieces) {
+      const OpenPiece open = open_piece(p_, piece, address_);
+      const std::uint32_t to = block(i, first());
+      if (!in_bulk(open.bytes, open.alignment)) {
+        const int n = open.bytes - in_octet() * kVector;
 #pragma unroll 1
         for (int v = 0; n > v * kOctetBytes; ++v) {
-          copy_vector(at + v * kLayer, from + v * kOctetBytes, n - v * kOctetBytes, open.alignment);
+          const int at = v * kOctetBytes + in_octet() * kVector;
+          copy_vector(to + static_cast<std::uint32_t>(at), open.at + at, open.bytes - at,
+                      open.alignment);
         }
+      } else if (piece >= stages_ * kOctets && in_octet() == 0) {
+        gpu::ptx::cp_async_bulk(to, open.at, open.bytes, landed(i, first()));
       }
     }
     gpu::ptx::cp_async_commit();
   }
-  std::uint64_t sum = hash::reduce(terms);
-  __syncwarp();
-#pragma unroll
-  for (int d = kOctet; d < kWarp; d *= 2) {
-    sum += __shfl_xor_sync(kAllLanes, static_cast<unsigned long long>(sum), d);
-  }
-  if (lane == 0) scratch.sums[threadIdx.x / kWarp] = hash::canonical(sum);
-}
 
-/// Hashes the CTA's tile, of which this lane's row is `slot`, the same in every warp; and does
-/// `meanwhile` while bytes are under way. A barrier must follow.
-template <Depth kDepth, class Meanwhile>
-__device__ __forceinline__ void hash_tile(const PoolParams& p, const StepShape& s,
-                                          std::int32_t slot, Shared<kDepth>& shared,
-                                          const Meanwhile& meanwhile) {
-  DigestScratch<kDepth>& scratch = shared.bytes.digest;
-  const TileShape& tile = s.tile;
-  if constexpr (kDepth == Depth::all) {
-    if (tile.rows == 1) {
-      slot = __shfl_sync(kAllLanes, slot, 0);
-      if (slot < 0) return meanwhile();
-      return digest_slot(p, slot, s.stages, scratch, gpu::ptx::shared_address(&shared + 1),
-                         meanwhile);
+  /// Until stage i has this piece; its bytes.
+  __device__ __forceinline__ int wait_for(int piece, int i) {
+    const uint2 size = __ldg(reinterpret_cast<const uint2*>(p_.pieces + piece) + 5);
+    if (in_bulk(static_cast<int>(size.x), static_cast<int>(size.y))) {
+      gpu::ptx::mbarrier_wait(landed(i, first()), phases_ >> i & 1);
+      phases_ ^= 1u << i;
+    } else if (stages_ == kMostStages) {
+      gpu::ptx::cp_async_wait<kMostStages - 1>();
+    } else {
+      gpu::ptx::cp_async_wait<kFewStages - 1>();
     }
+    return static_cast<int>(size.x);
   }
-  meanwhile();
+
+  const PoolParams& p_;
+  DigestScratch<Depth::all>& scratch_;
+  int stages_;
+  std::uint32_t ring_, more_, landed_;
+  unsigned phases_ = 0;  // of this octet's, a bit a stage
+  Address address_{};
+};
+
+/// Hashes the CTA's tile, of which this lane's row is `slot`, the same in every warp. A barrier
+/// must follow.
+template <Depth kDepth>
+__device__ __forceinline__ void hash_tile(const PoolParams& p, const TileShape& tile,
+                                          std::int32_t slot, ByteScratch<kDepth>& bytes) {
   const int t = static_cast<int>(threadIdx.x);
-  if (lane_id() < tile.rows) note_bytes(shared.bytes, lane_id(), slot, 0);
+  if (lane_id() < tile.rows) note_bytes(bytes, lane_id(), slot, 0);
   __syncwarp();
+  DigestScratch<kDepth>& scratch = bytes.digest;
   const std::int32_t* const slots = scratch.slots[t / kWarp];
   if constexpr (kDepth == Depth::partial) {
     digest_partial(p, tile, share_of(tile, kThreads, t), scratch, slots, scratch.sums);
@@ -487,13 +549,22 @@ __device__ __forceinline__ void compare(const PoolParams& p, const StepShape& s,
     const int lane = lane_id();
     const bool compared = lane < s.tile.rows && slot >= 0;
     const bool differs = lane_digest(p, s.tile, shared) != stored && compared;
-    const int n = __popc(__ballot_sync(kAllLanes, compared));
-    if (lane == 0) shared.counts.compared = n;
     if (__all_sync(kAllLanes, !differs)) return;
     if (lane < s.tile.rows) note_bytes(shared.bytes, lane, slot, stored);
     __syncwarp();
     report_bytes<kDepth>(s.tile, moment, request, row, shared, wait);
   }
+}
+
+/// Counts what was verified, and the lanes' slots as compared. By a warp.
+template <Depth kDepth>
+__device__ __forceinline__ void count(const PoolParams& p, RingCounts& total, int verified,
+                                      std::int32_t slot) {
+  const unsigned compared = __ballot_sync(kAllLanes, kDepth != Depth::none && slot >= 0);
+  if (lane_id() != 0) return;
+  add(total.records_verified, static_cast<std::uint64_t>(verified));
+  add(total.bytes_digested,
+      static_cast<std::uint64_t>(__popc(compared)) * static_cast<std::uint64_t>(p.slot_bytes));
 }
 
 /// The null slot of a clean pool must stay as it was.
@@ -599,6 +670,11 @@ __device__ std::int64_t nth_live(const PoolParams& p, std::int64_t cursor, std::
   }
 }
 
+/// Something is written, and by its owner.
+__device__ __forceinline__ bool is_sealed(const SlotView& view) {
+  return view.entry.written != 0 && view.seal == hash::seal(view.record);
+}
+
 /// True if its bytes are to be compared.
 __device__ __noinline__ bool judge_slot(const PoolParams& p, const RingParams& ring,
                                         std::int64_t slot, const SlotView& view,
@@ -637,11 +713,19 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     init_digest(shared.bytes.digest);
     touch_pieces(p);
   }
+  [[maybe_unused]] auto slot_bytes = [&] {
+    if constexpr (kDepth == Depth::all) {
+      return SlotBytes(p, s.stages, shared);
+    } else {
+      return 0;
+    }
+  }();
   copy_parameter(p, shared.pool);
   copy_parameter(b, shared.batch);
   prefetch_first(p, whole_ring, b);
   int cta = 0;
   const Role role = role_of(s, cta);
+  __syncthreads();
   gpu::ptx::follow_previous_grid();
   read_words(p, whole_ring, shared);
   const RingParams& ring = shared.ring;
@@ -654,6 +738,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
   std::uint64_t fields = kOne;
   CheckView check;
   SlotView swept;
+  const bool alone = kDepth == Depth::all && s.tile.rows == 1;
   if (role == Role::check) {
     hashes = find_tile(p, b, s, shared);
     if (hashes) view_tile(p, b, shared, check);
@@ -704,52 +789,78 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     }
   }
 
-  // The first warp's, while bytes are under way.
-  std::uint64_t arrivals = 0;
+  if constexpr (kDepth == Depth::all) {
+    // Of a single slot all bytes are asked for at once.
+    const std::int32_t only = __shfl_sync(kAllLanes, slot, 0);
+    if (alone && only >= 0 && t >= kWarp) slot_bytes.ask_for(only);
+  }
+  // Meanwhile the first warp has time for the rest.
+  RingCounts& total = whole_ring.header->counts;
   bool sound = true;
   bool looked = false;
-  const auto meanwhile = [&] {
-    if (t >= kWarp) return;
+  NewRecord made;
+  if (t < kWarp) {
+    std::uint64_t arrivals = 0;
     if (t == 0) arrivals = arrive(p, fields);
     if (role == Role::check) {
-      const Walk walk(p, b, shared.request, shared.row, shared.owner);
-      if (hashes) sound = __all_sync(kAllLanes, is_sound(walk, shared.tile, check));
+      if (hashes) {
+        const Walk walk(p, b, shared.request, shared.row, shared.owner);
+        sound = __all_sync(kAllLanes, is_sound(walk, shared.tile, check));
+        const auto cells = static_cast<int>(shared.tile.end - shared.tile.begin);
+        if (sound) count<kDepth>(p, total, cells, slot);
+      }
       // Nothing that a stamp changes is looked at later.
-      looked =
-          has_waiting && sound && (!hashes || (s.tile.rows == 1 && !stamps_any(p, b, s, slot)));
+      looked = has_waiting && sound && (!hashes || (alone && !stamps_any(p, b, s, slot)));
       if (looked && lane == 0) atomicAdd(&p.words->done.looked, 1u);
+    } else if (role == Role::null_slot) {
+      swept.record = load_record(p, 0);
     } else if (role == Role::sweep) {
       // A slot that this very step stamps is looked at afterwards.
       if (stamps_any(p, b, s, slot)) after_stamps(p, s, shared.before)();
       if (slot >= 0) swept = view_slot(p, slot);
+      sound = __all_sync(kAllLanes, slot < 0 || is_sealed(swept));
+      if (sound) count<kDepth>(p, total, __popc(__ballot_sync(kAllLanes, slot >= 0)), slot);
     }
-  };
-  if constexpr (kDepth == Depth::none) {
-    meanwhile();
-  } else {
-    if (hashes) {
-      hash_tile<kDepth>(p, s, slot, shared, meanwhile);
-    } else {
-      meanwhile();
+    move_on(p, whole_ring, b, s, fields, arrivals, shared);
+    if (role == Role::stamp) {
+      wait_for(p.words->done.composed, shared.before.composed + 1);
+      const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
+      StampedToken token;
+      if (slot > 0) token = load_composed(w.tokens + j);
+      if (token.request >= 0) {
+        made = new_record(p, b, j, token, slot);
+        const std::uint64_t chain = chain_alone(token);
+        made.record.chain = chain == 0 ? hash::kP : chain;
+      }
+      wait_for(p.words->done.looked, shared.before.looked + s.checks);
+    }
+  }
+  if constexpr (kDepth != Depth::none) {
+    if (!alone) {
+      if (hashes) hash_tile(p, s.tile, slot, shared.bytes);
+    } else if constexpr (kDepth == Depth::all) {
+      if (t < kWarp) {
+        if (lane == 0) shared.bytes.digest.sums[0] = 0;
+      } else if (__shfl_sync(kAllLanes, slot, 0) >= 0) {
+        slot_bytes.hash();
+      }
     }
     __syncthreads();
   }
 
   if (t >= kWarp) return;  // one warp looks at what all have hashed
-  RingCounts& total = whole_ring.header->counts;
   if (role == Role::check) {
     if (hashes) {
       std::uint64_t stored = check.cell.record.kv_digest;
-      int verified = static_cast<int>(shared.tile.end - shared.tile.begin);
       if (!sound) [[unlikely]] {
-        verified = judge_tile<kDepth>(s.moment, shared);
+        const int verified = judge_tile<kDepth>(s.moment, shared);
         if constexpr (kDepth != Depth::none) {
           __syncwarp();
           slot = shared.bytes.digest.slots[0][lane];
           stored = shared.bytes.stored[0][lane];
         }
+        count<kDepth>(p, total, verified, slot);
       }
-      if (lane == 0) shared.counts.verified = verified;
       compare(p, s, s.moment, shared.owner, shared.row, slot, stored, shared, Wait{});
     }
     // All that the check read is here, and what it reported has been fenced.
@@ -760,27 +871,15 @@ __global__ void __launch_bounds__(kThreads, kCtas)
   } else if (role == Role::null_slot) {
     const std::uint64_t digest = lane_digest(p, s.tile, shared);
     if (slot == 0) {
-      if (!is_blank(load_record(p, 0)) || (kDepth != Depth::none && digest != p.words->null_digest))
+      if (!is_blank(swept.record) || (kDepth != Depth::none && digest != p.words->null_digest))
           [[unlikely]] {
         report_null(shared.pool, ring, s.moment, digest);
       }
     }
     if (has_waiting) done(p.words->done.checks);
   } else if (role == Role::stamp) {
-    const std::int64_t j = std::int64_t{cta} * s.tile.rows + lane;
-    const std::uint64_t digest = lane_digest(p, s.tile, shared);
-    wait_for(p.words->done.composed, shared.before.composed + 1);
-    StampedToken token;
-    if (slot > 0) token = load_composed(w.tokens + j);
-    const bool stamped = token.request >= 0;
-    NewRecord made;
-    if (stamped) {
-      made = new_record(p, b, j, token, slot);
-      const std::uint64_t chain = chain_alone(token);
-      made.record.chain = chain == 0 ? hash::kP : chain;
-      made.record.kv_digest = digest;
-    }
-    wait_for(p.words->done.looked, shared.before.looked + s.checks);
+    const bool stamped = made.slot >= 0;
+    made.record.kv_digest = lane_digest(p, s.tile, shared);
     if (stamped) store_record(p, ring, made);
     const int stored = __popc(__ballot_sync(kAllLanes, stamped));
     if (s.sweeps > 0) done(p.words->done.stamps);
@@ -790,44 +889,21 @@ __global__ void __launch_bounds__(kThreads, kCtas)
           static_cast<std::uint64_t>(stored) * static_cast<std::uint64_t>(p.slot_bytes));
     }
   } else if (role == Role::sweep) {
-    std::uint64_t stored = swept.record.kv_digest;
-    const bool fine =
-        slot < 0 || (swept.entry.written != 0 && swept.seal == hash::seal(swept.record));
-    const int verified = __popc(__ballot_sync(kAllLanes, slot >= 0 && fine));
-    if (lane == 0) shared.counts.verified = verified;
-    __syncwarp();
-    if (!fine) [[unlikely]] {
-      shared.views[lane] = swept;
-      if (swept.entry.written != 0) after_stamps(p, s, shared.before)();
-      if (!judge_slot(shared.pool, ring, slot, shared.views[lane], shared.counts)) slot = -1;
+    const std::uint64_t stored = swept.record.kv_digest;
+    if (!sound) [[unlikely]] {
+      const bool doubtful = slot >= 0 && !is_sealed(swept);
+      const int fine = __popc(__ballot_sync(kAllLanes, slot >= 0 && !doubtful));
+      if (doubtful) {
+        shared.views[lane] = swept;
+        if (swept.entry.written != 0) after_stamps(p, s, shared.before)();
+        if (!judge_slot(shared.pool, ring, slot, shared.views[lane], shared.counts)) slot = -1;
+      }
+      __syncwarp();
+      count<kDepth>(p, total, fine + shared.counts.verified, slot);
+      if (lane == 0) add(total.skipped_empty, static_cast<std::uint64_t>(shared.counts.empty));
     }
-    __syncwarp();
     compare(p, s, Moment::sweep, Owner{0}, std::int64_t{-1}, slot, stored, shared,
             after_stamps(p, s, shared.before));
-  }
-
-  // What was counted, and what the launch moves, by who read it last.
-  unsigned checked = 0;
-  if (lane == 0) {
-    if ((role == Role::check || role == Role::sweep) && hashes) {
-      const TileCounts& counts = shared.counts;
-      add(total.records_verified, static_cast<std::uint64_t>(counts.verified));
-      add(total.skipped_empty, static_cast<std::uint64_t>(counts.empty));
-      add(total.bytes_digested,
-          static_cast<std::uint64_t>(counts.compared) * static_cast<std::uint64_t>(p.slot_bytes));
-    }
-    if (fields == kOneSweep && field(arrivals, 2) == static_cast<unsigned>(s.sweeps)) {
-      __threadfence();
-      p.words->sweep_cursor = __ldcg(&p.words->next_cursor);
-    }
-    finish_arrivals(p, whole_ring, s, arrivals, shared.before, shared.step);
-    checked = field(arrivals, 1);
-  }
-  if (role != Role::check) return;
-  if (__shfl_sync(kAllLanes, checked, 0) != static_cast<unsigned>(s.checks)) return;
-  for (std::int64_t r = lane; r < b.num_requests; r += kWarp) {
-    const RowCursor& next = shared.next[r];
-    if (next.unused != 0) p.cursors[b.rows[r]] = {next.owner, 0, next.cell};
   }
 }
 
@@ -875,15 +951,16 @@ void launch_step(const PoolParams& p, const RingParams& ring, const BatchParams&
   int rows = depth_of(p) == Depth::none ? kWarp : 1;
   while (rows < kWarp && grid_of(shape_of(p, b, work, rows)) > kMostCtas) rows *= 2;
   StepShape s = shape_of(p, b, work, rows);
-  // Where every CTA has a multiprocessor, a slot of 98 304 bytes is under way at once.
+  // Where every CTA has a multiprocessor, a slot of 112 KB is under way at once.
   const bool roomy = depth_of(p) == Depth::all && grid_of(s) <= gpu::multiprocessors(device);
-  s.stages = kMostStages - (roomy ? 0 : 1);
+  s.stages = roomy ? kMostStages : kFewStages;
   with_depth(p, [&](auto depth) {
-    gpu::launch_following("canary step", step_kernel<depth()>,
-                          {.grid = static_cast<unsigned>(grid_of(s)),
-                           .block = kThreads,
-                           .shared_bytes = sizeof(Shared<depth()>) + (roomy ? kStageBytes : 0)},
-                          stream, p, ring, b, w, s);
+    gpu::launch_following(
+        "canary step", step_kernel<depth()>,
+        {.grid = static_cast<unsigned>(grid_of(s)),
+         .block = kThreads,
+         .shared_bytes = sizeof(Shared<depth()>) + (s.stages - kFewStages) * kStageBytes},
+        stream, p, ring, b, w, s);
   });
 }
 

@@ -23,6 +23,15 @@ void cp_async(std::uint32_t dst, const void* src) {
 inline void cp_async_of_row(std::uint32_t dst, const void* src) {
   cp_async<16>(dst, src);
 }
+constexpr bool copies_in_bulk() {
+  return true;
+}
+inline void cp_async_bulk(std::uint32_t dst, const void* src, std::uint32_t n, std::uint32_t) {
+  if (n % 16 != 0) std::abort();
+  for (std::uint32_t i = 0; i < n; i += 16) {
+    cp_async<16>(dst + i, static_cast<const char*>(src) + i);
+  }
+}
 inline void cp_async_commit() {}
 template <int kPending>
 void cp_async_wait() {}
