@@ -358,6 +358,7 @@ class SlotBytes {
     ring_ = gpu::ptx::shared_address(&scratch_.under_way[0][0]);
     more_ = gpu::ptx::shared_address(&shared + 1) - kFewStages * kStageBytes;
     landed_ = gpu::ptx::shared_address(&shared.landed[0]);
+    if (!gpu::ptx::copies_in_bulk()) return;
     const int t = static_cast<int>(threadIdx.x);
     if (t < kMostStages * kOctets) gpu::ptx::mbarrier_init(landed(0, t), 1);
     gpu::ptx::mbarrier_fence_init();
@@ -952,7 +953,11 @@ void launch_step(const PoolParams& p, const RingParams& ring, const BatchParams&
   while (rows < kWarp && grid_of(shape_of(p, b, work, rows)) > kMostCtas) rows *= 2;
   StepShape s = shape_of(p, b, work, rows);
   // Where every CTA has a multiprocessor, a slot of 112 KB is under way at once.
-  const bool roomy = depth_of(p) == Depth::all && grid_of(s) <= gpu::multiprocessors(device);
+  const auto as_hopper = [] {
+    return gpu::runs_as_hopper(reinterpret_cast<const void*>(step_kernel<Depth::all>));
+  };
+  const bool roomy =
+      depth_of(p) == Depth::all && grid_of(s) <= gpu::multiprocessors(device) && as_hopper();
   s.stages = roomy ? kMostStages : kFewStages;
   with_depth(p, [&](auto depth) {
     gpu::launch_following(

@@ -20,6 +20,10 @@ struct OnDevice {
   ~OnDevice() {}
 };
 
+inline bool runs_as_hopper(const void*) {
+  return true;
+}
+
 struct Shape {
   dim3 grid, block;
   unsigned cluster = 1;
