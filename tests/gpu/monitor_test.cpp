@@ -1315,7 +1315,9 @@ TEST_F(MonitorGpu, SweepsOfTheSglangFormatAreTheCpus) {
       EXPECT_EQ(t.by_gpu.at(key).moment, Moment::sweep);
     }
     EXPECT_EQ(t.by_gpu.size(), t.by_cpu.size());
-    if (!replayed) EXPECT_EQ(t.gpu->stats().sweeps, t.cpu->stats().sweeps);
+    if (!replayed) {
+      EXPECT_EQ(t.gpu->stats().sweeps, t.cpu->stats().sweeps);
+    }
   }
 }
 
