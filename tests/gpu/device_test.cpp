@@ -14,7 +14,9 @@ TEST(Survey, EitherNamesDevicesOrSaysWhyNot) {
   const Survey s = survey();
   EXPECT_EQ(s.devices.empty(), !s.problem.empty()) << s.problem;
   EXPECT_EQ(s.compiled, s.toolkit_version != 0);
-  if (s.compiled && s.driver_version == 0) EXPECT_EQ(s.problem, "no NVIDIA driver");
+  if (s.compiled && s.driver_version == 0) {
+    EXPECT_EQ(s.problem, "no NVIDIA driver");
+  }
   for (const DeviceInfo& d : s.devices) {
     EXPECT_FALSE(d.name.empty());
     EXPECT_GT(d.multiprocessors, 0);
