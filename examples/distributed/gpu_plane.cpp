@@ -39,7 +39,10 @@ std::unique_ptr<DataPlane> open_data_plane(SocketTransport& control,
                 gpus == 0 ? "not run" : "shared, without NCCL; bytes go through host memory");
   }
   if (gpus == 0) return nullptr;
-  if (cudaSetDevice(control.rank() % gpus) != cudaSuccess) return nullptr;
+  if (const cudaError_t error = cudaSetDevice(control.rank() % gpus); error != cudaSuccess) {
+    std::printf("GPU %d: %s: not run\n", control.rank() % gpus, cudaGetErrorString(error));
+    return nullptr;
+  }
   return std::make_unique<StagedPlane>(control);
 }
 
