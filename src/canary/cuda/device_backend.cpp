@@ -12,11 +12,16 @@
 
 namespace serinus::canary::cuda {
 
+namespace {
+constexpr std::size_t kMostPending = 1 << 20;  // slots that wait for a step
+}  // namespace
+
 DeviceBackend::DeviceBackend(const Options& options, Reporter& reporter, Device device)
     : Backend(options, reporter),
       device_((gpu::require_gpu("canary pool", device), device)),
       own_(device),
       staging_(device),
+      announced_at_(device),
       ring_memory_(device, ring_bytes(options.ring_capacity)),
       ring_{{ring_memory_.data(),
              DType::u8,
@@ -47,6 +52,32 @@ void DeviceBackend::check_stream(Stream stream) const {
 void DeviceBackend::unsupported(const std::string& what) const {
   raise(errors::Page::canary_not_on_a_gpu,
         {{"argument", "pool"}, {"device", device_string(device_)}, {"got", what}});
+}
+
+// ---------------------------------------------------------------- what is announced
+
+void DeviceBackend::gathered(std::size_t slots) {
+  pending_slots_ += slots;
+  // They are no part of a graph.
+  const Stream stream{announced_in_};
+  if (pending_slots_ < kMostPending || is_captured(stream)) return;
+  pass_on(stream);
+  launched(stream);
+}
+
+void DeviceBackend::follow_announced(Stream stream) const {
+  if (announced_in_ != stream.handle) announced_at_.hold(stream);
+}
+
+void DeviceBackend::mark_announced(Stream stream) {
+  announced_at_.record(stream);
+  announced_in_ = stream.handle;
+}
+
+void DeviceBackend::retire(int pool) {
+  settle();
+  const std::lock_guard lock(drain_mutex_);  // a poll() asks which are attached
+  detached_.push_back(pool);
 }
 
 // ---------------------------------------------------------------- what was found

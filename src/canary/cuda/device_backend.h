@@ -50,6 +50,14 @@ class DeviceBackend : public Backend {
   void check_stream(Stream stream) const;
   /// To be called after launches: what wait() waits for.
   void launched(Stream stream);
+  /// `slots` more wait for the next step. Very many do not wait, and follow those before them.
+  void gathered(std::size_t slots);
+  /// What the stream does next comes after all that was announced.
+  void follow_announced(Stream stream) const;
+  /// To be called after the launches that bring announcements.
+  void mark_announced(Stream stream);
+  /// Of a pool that is given up: what was announced is brought, and none calls it attached.
+  void retire(int pool);
   /// Waits for the device, and brings it all that was announced.
   void settle() const;
   /// Half of the ring, where that has been delivered.
@@ -59,6 +67,7 @@ class DeviceBackend : public Backend {
   const Device device_;
   const gpu::OwnStream own_;
   Staging staging_;
+  std::size_t pending_slots_ = 0;     // whose announcements wait for a step
   bool in_graphs_ = false;            // the moments: no event tells when those are done
   std::uint64_t flushed_sweeps_ = 0;  // beside those that the device counts; under drain_mutex_
   mutable std::mutex drain_mutex_;
@@ -67,6 +76,8 @@ class DeviceBackend : public Backend {
   void deliver(const RingContent& content, std::uint64_t complete_to);
   void take_counts(const RingCounts& counts);
 
+  gpu::Event announced_at_;
+  void* announced_in_ = nullptr;      // the stream
   std::map<void*, gpu::Event> ends_;  // by stream
   gpu::Memory ring_memory_;
 

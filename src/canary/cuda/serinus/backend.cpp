@@ -29,7 +29,6 @@ namespace serinus::canary::cuda {
 namespace {
 
 constexpr std::int64_t kAttachedEach = 8;             // of a row, on the device
-constexpr std::size_t kMostPending = 1 << 20;         // slots that wait for a step
 constexpr std::size_t kSmallestWorkspace = 64 << 10;  // bytes
 
 /// Two segments too many become one: it says less, and nothing wrong.
@@ -159,7 +158,7 @@ class CudaBackend::Section : public Staging::Parcel {
     }
   }
   void launch_pending() {
-    if (b_.announced_in_ != stream_.handle) b_.announced_at_.hold(stream_);
+    b_.follow_announced(stream_);
     if (pending_.empty() && changed_.empty()) return;
     for (std::size_t i = 0; i < pending_.size(); ++i) launch(pending_[i], places_[i]);
     constexpr std::size_t kRowBytes = kAttachedEach * sizeof(AttachedCells);
@@ -169,8 +168,7 @@ class CudaBackend::Section : public Staging::Parcel {
           static_cast<std::byte*>(b_.attached_->data()) + static_cast<std::size_t>(row) * kRowBytes,
           host(at), kRowBytes, stream_);
     }
-    b_.announced_at_.record(stream_);
-    b_.announced_in_ = stream_.handle;
+    b_.mark_announced(stream_);
   }
   /// Slots that were loaded or moved: to be checked now, or at the next head.
   void verify_fresh() {
@@ -257,7 +255,7 @@ class CudaBackend::Section : public Staging::Parcel {
 };
 
 CudaBackend::CudaBackend(const Options& options, Reporter& reporter, Device device)
-    : DeviceBackend(options, reporter, device), announced_at_(device) {}
+    : DeviceBackend(options, reporter, device) {}
 
 CudaBackend::~CudaBackend() = default;
 
@@ -283,11 +281,7 @@ void CudaBackend::add_pool(const PoolSpec& spec) {
 }
 
 void CudaBackend::detach_pool(int pool) {
-  settle();
-  {
-    const std::lock_guard lock(drain_mutex_);  // a poll() asks which are attached
-    detached_.push_back(pool);
-  }
+  retire(pool);
   Pool& p = at(pool);
   p.sources.clear();
   p.fresh.clear();
@@ -316,14 +310,9 @@ TensorView CudaBackend::workspace(Stream stream, std::int64_t requests, std::int
 
 // ---------------------------------------------------------------- announcements
 
-void CudaBackend::gathered(std::size_t slots) {
+void CudaBackend::changed(std::size_t slots) {
   ++version_;
-  pending_slots_ += slots;
-  // They are no part of a graph.
-  const Stream stream{announced_in_};
-  if (pending_slots_ < kMostPending || is_captured(stream)) return;
-  pass_on(stream);
-  launched(stream);
+  gathered(slots);
 }
 
 CudaBackend::Pending& CudaBackend::next_pending(int pool) {
@@ -354,7 +343,7 @@ void CudaBackend::on_alloc(int pool, std::span<const std::int64_t> slots, Owner 
     announce(pool, slot, LedgerEventKind::alloc, owner, epoch_);
     if (p.has(slot) && slot != 0) p.set_live(slot, true);
   }
-  gathered(slots.size());
+  changed(slots.size());
 }
 
 void CudaBackend::on_free(int pool, std::span<const std::int64_t> slots, Owner owner) {
@@ -363,14 +352,14 @@ void CudaBackend::on_free(int pool, std::span<const std::int64_t> slots, Owner o
     announce(pool, slot, LedgerEventKind::free, owner, 0);
     if (p.has(slot) && slot != 0) p.set_live(slot, false);
   }
-  gathered(slots.size());
+  changed(slots.size());
 }
 
 void CudaBackend::on_transfer(int pool, std::span<const std::int64_t> slots, Owner from, Owner to) {
   for (const std::int64_t slot : slots) {
     announce(pool, slot, LedgerEventKind::transfer, from, to);
   }
-  gathered(slots.size());
+  changed(slots.size());
 }
 
 void CudaBackend::forget_row(Owner owner) {
@@ -420,7 +409,7 @@ void CudaBackend::on_move(int pool, std::span<const std::int64_t> from,
   for (const std::int64_t slot : to) {
     if (at(pool).has(slot) && slot != 0) at(pool).fresh.push_back(slot);
   }
-  gathered(from.size());
+  changed(from.size());
 }
 
 void CudaBackend::on_load(int pool, std::span<const Record> records,
@@ -440,7 +429,7 @@ void CudaBackend::on_load(int pool, std::span<const Record> records,
       at(pool).fresh.push_back(slots[i]);
     }
   }
-  gathered(slots.size());
+  changed(slots.size());
 }
 
 void CudaBackend::on_store(int pool, std::span<const std::int64_t> slots, std::span<Record> records,
@@ -492,7 +481,7 @@ void CudaBackend::set_record(int pool, std::int64_t slot, const Record& record) 
   p.kind = Pending::Kind::record;
   p.slots = {slot};
   p.records = {record};
-  gathered(1);
+  changed(1);
 }
 
 // ---------------------------------------------------------------- the moments

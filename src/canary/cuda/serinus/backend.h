@@ -97,7 +97,8 @@ class CudaBackend final : public DeviceBackend {
   void announce(int pool, std::int64_t slot, LedgerEventKind kind, Owner owner,
                 std::uint32_t other);
   Pending& next_pending(int pool);
-  void gathered(std::size_t slots);
+  /// The raw state, by what was announced of `slots` slots.
+  void changed(std::size_t slots);
   void forget_row(Owner owner);
 
   TensorView workspace(Stream stream, std::int64_t requests, std::int64_t tokens,
@@ -119,7 +120,6 @@ class CudaBackend final : public DeviceBackend {
 
   // Announced, not on the device yet, in order.
   std::vector<Pending> pending_;
-  std::size_t pending_slots_ = 0;
   std::uint32_t epoch_ = 0;
   std::unordered_map<Owner, std::int64_t> row_of_;
   std::unordered_map<std::int64_t, std::pair<Owner, Attached>> rows_;  // what was attached
@@ -131,8 +131,6 @@ class CudaBackend final : public DeviceBackend {
   // What of the sweep went with the tail before it.
   std::vector<int> swept_;
   bool counted_ = false;
-  gpu::Event announced_at_;
-  void* announced_in_ = nullptr;
   std::uint64_t version_ = 1;  // of the raw state
 };
 

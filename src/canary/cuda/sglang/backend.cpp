@@ -29,8 +29,6 @@ namespace {
 
 namespace sg = sglang;
 
-constexpr std::size_t kMostPending = 1 << 20;  // slots that wait for a step
-
 /// How much a moment has to hold.
 struct Sizes {
   std::int64_t entries = 1, requests = 1, tokens = 1;
@@ -105,7 +103,7 @@ struct Work {
 class SglangCudaBackend final : public DeviceBackend {
  public:
   SglangCudaBackend(const Options& options, Reporter& reporter, Device device)
-      : DeviceBackend(options, reporter, device), announced_at_(device) {}
+      : DeviceBackend(options, reporter, device) {}
 
   void add_pool(const PoolSpec& spec) override {
     pools_.push_back(std::make_unique<Pool>(spec, options_.depth, device_));
@@ -116,11 +114,7 @@ class SglangCudaBackend final : public DeviceBackend {
     gpu::synchronize(device_);
   }
   void detach_pool(int pool) override {
-    settle();
-    {
-      const std::lock_guard lock(drain_mutex_);  // a poll() asks which are attached
-      detached_.push_back(pool);
-    }
+    retire(pool);
     Pool& p = at(pool);
     p.sources.clear();
     p.runs.clear();
@@ -380,17 +374,9 @@ class SglangCudaBackend final : public DeviceBackend {
   Pool& at(int pool) const { return *pools_[static_cast<std::size_t>(pool)]; }
 
   // --- announcements
-  void gathered(std::size_t slots) {
-    pending_slots_ += slots;
-    // They are no part of a graph.
-    const Stream stream{announced_in_};
-    if (pending_slots_ < kMostPending || is_captured(stream)) return;
-    bring(stream);
-    launched(stream);
-  }
   /// All that was announced comes before what is launched next.
   void bring(Stream stream) {
-    if (announced_in_ != stream.handle) announced_at_.hold(stream);
+    follow_announced(stream);
     pass_on(stream);
   }
   Announced put_announced(Staging::Parcel& parcel) {
@@ -414,7 +400,7 @@ class SglangCudaBackend final : public DeviceBackend {
   }
   void launch_announced(const Staging::Parcel& parcel, const Announced& a) {
     const Stream stream = parcel.stream();
-    if (announced_in_ != stream.handle) announced_at_.hold(stream);
+    follow_announced(stream);
     const auto list = [&](std::size_t at, std::int64_t n) {
       return parcel.view(at, DType::i64, {n}).as<const std::int64_t>();
     };
@@ -458,8 +444,7 @@ class SglangCudaBackend final : public DeviceBackend {
       sg::cuda::carry(back, device_, stream);
     }
     if (!any) return;
-    announced_at_.record(stream);
-    announced_in_ = stream.handle;
+    mark_announced(stream);
   }
   void carry_records(const Pool& p, const gpu::Memory& records, const std::int64_t* slots,
                      std::int64_t n, void* to, Stream stream) const {
@@ -741,12 +726,9 @@ class SglangCudaBackend final : public DeviceBackend {
 
   std::vector<std::unique_ptr<Pool>> pools_;
   std::vector<Carried> carried_;
-  std::size_t pending_slots_ = 0;
   std::uint32_t life_ = 0;
   std::deque<Room> outgrown_;   // launches may be reading them until the next flush()
   std::deque<Room> of_graphs_;  // likewise, for as long as there are graphs
-  gpu::Event announced_at_;
-  void* announced_in_ = nullptr;
 };
 
 }  // namespace
